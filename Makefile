@@ -15,7 +15,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-servers test-ledgers test-all test-clients test-shelf test-isas test-busy check check-native fix bench gpu-check wheel lock release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
+.PHONY: help install native serve test test-servers test-ledgers test-all test-clients test-shelf test-isas test-busy costs check check-native fix bench gpu-check wheel lock release first-run docs docs-site soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,9 @@ test-ledgers: $(DEV) native ## the large tables, where what they guard has chang
 
 test-all: test test-servers check-native test-isas ## every lane, whatever has changed
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/ledgers.py --all --passed
+
+costs: $(DEV) ## put the seconds of the last whole make test and make test-servers into tests/costs.json
+	@$(BIN)/python tests/costs.py
 
 soak-sim: $(DEV) native ## simulate the whole server under more seeds; ARGS='first count'
 	@$(BIN)/python tests/sim/run.py $(or $(ARGS),300 3000)

@@ -4,6 +4,7 @@ block -> the file of the test that runs it, or why none does."""
 SHOWN = "not run: it shows, and has no command"
 START = "not run: it starts a server with a setting, which tests/servers and tests/api start in the same way"
 CLUSTER = "not run: it needs containers or a cluster; tests/servers/test_deployments.py starts its command"
+CLIENT = "not run: it needs a program of another project"
 PEER = "not run: it needs another server, or a model that is too large"
 LONG = "not run: it takes minutes; it is a target of the Makefile or a tool, run by people"
 
@@ -35,7 +36,15 @@ BLOCKS = {
     "api.md": {
         '  "text": " Paris.",': "tests/api/test_api_page.py",
         '{"error": {"message": "unknown field \'te': "tests/api/test_api_page.py",
-        "curl http://127.0.0.1:30000/health": "tests/api/test_api_page.py",
+        "30000/health\n": "tests/api/test_api_page.py",
+        "30000/v1/chat/completions": "tests/api/test_api_page.py",
+        "30000/v1/tokenize": "tests/api/test_api_page.py",
+        "30000/encode": "tests/api/test_api_page.py",
+        "30000/v1/conversations": "tests/api/test_api_page.py",
+        "30000/v1/files": "tests/api/test_api_page.py",
+        "30000/v1/models": "tests/api/test_api_page.py",
+        "30000/model_info": "tests/api/test_api_page.py",
+        "30000/abort_request": "tests/api/test_api_page.py",
     },
     "architecture.md": {
         ".venv/bin/python -m pytest -n0 -s tests/": "not run: it runs a test, which the suite has",
@@ -64,6 +73,18 @@ BLOCKS = {
         "tureen serve --uds /run/user/1000/tureen": "tests/ledgers/pages/test_pages_of_servers.py",
         'eval "$(tureen completion bash)"': "tests/ledgers/pages/test_pages_of_servers.py",
     },
+    "connect-a-client.md": {
+        "tureen serve --model qwen2.5-coder:0.5b": START,
+        "open-webui serve": CLIENT,
+        "export ANTHROPIC_SMALL_FAST_MODEL": "tests/clients/node/check_claude_code.py",
+        'wire_api = "responses"': "tests/clients/node/check_codex.py",
+        "API Provider   OpenAI Compatible": CLIENT,
+        "provider: openai": CLIENT,
+        "aider --model openai/default": CLIENT,
+        "from langchain_openai import ChatOpenAI": "tests/clients/common/check_langchain.py",
+        "from litellm import completion": "tests/clients/litellm/check_litellm.py",
+        "endpoints:": CLIENT,
+    },
     "deployment.md": {
         "docker build -f deploy/docker/Dockerfile": CLUSTER,
         "000 -v models:/var/cache/tureen tureen \\": CLUSTER,
@@ -74,7 +95,7 @@ BLOCKS = {
         "prometheus --config.file=deploy/monitori": CLUSTER,
     },
     "embeddings.md": {
-        "tureen serve --model-path pypi:gt-all-mi": "tests/api/test_embeddings_page.py",
+        "tureen serve --model-path minilm    # an ": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/v1/rerank -H": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/v2/rerank -H": "tests/api/test_embeddings_page.py",
         "curl http://127.0.0.1:30000/embed -H 'Co": "tests/api/test_embeddings_page.py",
@@ -82,6 +103,9 @@ BLOCKS = {
     },
     "fields-that-have-no-effect.md": {
         "HTTP/1.1 200 OK": SHOWN,
+    },
+    "five-minutes.md": {
+        "tureen serve   ": START,
     },
     "first-run.md": {
         "git clone … tureen && cd tureen": "not run: tests/first_run does, for people",
@@ -94,6 +118,9 @@ BLOCKS = {
         "tureen serve --model-path ggml-org/Qwen2": PEER,
         "tureen models build shapes-vlm": "tests/servers/test_shapes_vlm_server.py",
         "python3 -c 'import base64, json; print(j": "tests/servers/test_shapes_vlm_server.py",
+    },
+    "migrate-from-ollama.md": {
+        "ollama create pirate -f Modelfile": "tests/test_ollama_migration.py",
     },
     "migrate-from-llamacpp.md": {
         "llama-server -m model.gguf -c 4096 --por": PEER,
@@ -124,6 +151,11 @@ BLOCKS = {
         "pip install 'tureen[otel]'": "not run: it needs a collector; tests/api/test_traces.py has one",
         "tureen serve --log-format json": "tests/ledgers/pages/test_pages_of_servers.py",
         "1:30000/start_expert_distribution_record": "tests/ledgers/pages/test_pages_of_weights.py",
+    },
+    "training-loops.md": {
+        "update_weights_from_safetensors?weight_v": "tests/api/test_received_weights.py",
+        "from safetensors.torch import save": "tests/api/test_received_weights.py",
+        "127.0.0.1:30000/init_weights_update_grou": "not run: it needs a trainer; tests/servers/test_weight_group.py",
     },
     "performance.md": {
         "tureen check": LONG,
@@ -196,7 +228,7 @@ BLOCKS = {
         "tureen serve --context-length 4096": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "several-models.md": {
-        "make serve ARGS='--model pypi:llm-smollm": "tests/ledgers/pages/test_pages_of_commands.py",
+        "make serve ARGS='--model smollm2:135m --": "tests/ledgers/pages/test_pages_of_commands.py",
         "models_memory = 8_000_000_000": "tests/ledgers/pages/test_pages_of_commands.py",
         "curl -s http://127.0.0.1:30000/status |": "tests/ledgers/pages/test_pages_of_commands.py",
         "curl http://127.0.0.1:30000/v1/embedding": "tests/ledgers/pages/test_pages_of_commands.py",
@@ -218,6 +250,19 @@ BLOCKS = {
         "$ tureen chat": "not run: it shows chance; tests/servers/test_chat_command.py types it",
         'echo "What is the capital of Japan?" |': "tests/ledgers/pages/test_pages_of_commands.py",
         "cat > prompts.jsonl <<'END'": "tests/ledgers/pages/test_pages_of_commands.py",
+    },
+    "troubleshooting.md": {
+        "tureen doctor": "tests/test_cli.py",
+    },
+    "tutorial.md": {
+        "python3 -m venv venv": "not run: tests/first_run installs so, for people",
+        "tureen serve\n": START,
+        "tureen show qwen2.5-coder:0.5b": "tests/ledgers/pages/test_pages_of_commands.py",
+        "cat > keys.txt": "tests/ledgers/pages/test_pages_of_commands.py",
+        "tureen serve --config tureen.toml": "tests/ledgers/pages/test_pages_of_commands.py",
+    },
+    "which-model.md": {
+        "tureen show smollm2:135m": "tests/ledgers/pages/test_pages_of_commands.py",
     },
     "README.md": {
         "make serve        # creates .venv, fetch": START,

@@ -52,7 +52,9 @@ wait_politely()  # before any test loads torch
 be_patient_over_http()
 read_authorities_once()
 platform.processor()  # the first call starts a process, and the OpenAI client calls it
+read_sources = registry._sources
 registry._constant = functools.cache(registry._constant)  # each load of a model would parse the files of all models
+registry._sources = functools.cache(lambda package: tuple(read_sources(package)))  # and read them
 inproc._forget = lambda: None  # a closing server collects all garbage, here that of every test
 inline_dry_run.use()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
@@ -65,7 +67,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--sim-seed", type=int, metavar="SEED", help="of tests/sim, this one simulation only")
     parser.addoption("--every-case", action="store_true", help="tests of the gate that take a sample take all cases")
-    parser.addoption("--write-costs", action="store_true", help="put the seconds of whole lanes into tests/costs.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:

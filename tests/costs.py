@@ -1,20 +1,22 @@
 """The processor and wall seconds of each test, child processes included, in one committed file.
 
 `costs.json` begins the longest files first and holds the total of the gate, which may only fall (tools/ratchets.json).
-Each run writes its own figures to build/test-costs.json; `--write-costs` puts them into `costs.json`.
+A run of a whole lane, as CI makes it, keeps its figures in build/test-costs.json. `make costs` puts these into
+`costs.json`; a file that is not in there yet counts as long.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from lanes import TESTS, lane
+from lanes import SERVERS, TESTS, lane
 
 COMMITTED = TESTS / "costs.json"
 LATEST = TESTS.parent / "build" / "test-costs.json"
@@ -65,8 +67,8 @@ def _sums(costs: list[Cost]) -> list[float]:
     return [len(costs), round(total.cpu_s, 1), round(total.wall_s, 1)]
 
 
-def read() -> dict[str, Any]:
-    return json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.exists() else table({})
+def read(path: Path = COMMITTED) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else table({})
 
 
 def wall_s(known: dict[str, Any], path: Path) -> float:
@@ -117,6 +119,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
     return report
 
 
+def is_whole(config: pytest.Config) -> bool:
+    """Return whether a run has all tests of the gate, or of the servers."""
+    is_gate = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    is_servers = [Path(arg).resolve() for arg in config.args] == [TESTS / SERVERS]
+    narrowed = ("keyword", "markexpr", "deselect", "lf", "every_case", "collectonly", "maxfail")
+    return (is_gate or is_servers) and not any(config.getoption(name, None) for name in narrowed)
+
+
 class Collector:
     """Collects the costs of all processes of a run, and writes them at its end."""
 
@@ -129,19 +139,32 @@ class Collector:
             if name == PROPERTY:
                 self._costs[report.nodeid] = self._costs.get(report.nodeid, NOTHING) + Cost(*value)
 
-    def pytest_sessionfinish(self) -> None:
-        found = table(self._costs)
-        write(LATEST, found)
-        if self._config.getoption("write_costs") and not self._config.getoption("every_case"):
-            write(COMMITTED, merge(read(), found))
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if is_whole(self._config) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            write(LATEST, merge(read(LATEST), table(self._costs)))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        for name, (cases, cpu_s, wall_s) in table(self._costs)["lanes"].items():
+        found, known = table(self._costs), read()
+        for name, (cases, cpu_s, wall_s) in found["lanes"].items():
             terminalreporter.write_line(
                 f"{name}: {cases} cases, {cpu_s} s of processor time, {wall_s} s in all workers"
             )
+        new = found["files"].keys() - known["files"].keys()
+        if new and is_whole(self._config):
+            terminalreporter.write_line(f"tests/costs.json does not know {len(new)} of these files yet: make costs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Collector(config))
+
+
+if __name__ == "__main__":
+    latest = read(LATEST)
+    if not latest["lanes"]:
+        sys.exit("build/test-costs.json has no figures; run: make test test-servers")
+    write(COMMITTED, merge(read(), latest))
+    print(
+        *(f"{name}: {cases} cases, {cpu_s} s of processor time" for name, (cases, cpu_s, _) in latest["lanes"].items()),
+        sep="\n",
+    )

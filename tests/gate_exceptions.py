@@ -15,7 +15,6 @@ EXCEPTIONS: dict[str, str] = {
     "api/test_openai_chat.py": PICTURES,
     "api/test_picture_tokens.py": PICTURES,
     "api/test_pictures_in_chats.py": PICTURES,
-    "api/test_replay.py": "connections that drop are real ones",
     "api/test_tls_files.py": "openssl makes the keys",
     "api/test_traces.py": "a collector on a local port takes the spans",
     "bench/test_bench_command.py": SERVED,

@@ -14,7 +14,7 @@ from embedding_engine import make_embedding_engine
 from tureen.contract.types import Classifier
 
 FILL_IN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-EMBEDDING = ("/v1/rerank", "/encode", "/v2/rerank", "/cohere/v1/rerank", "/v1/reranking", "/embed")
+EMBEDDING = ("/v1/rerank", "/encode", "/v2/rerank", "/cohere/v1/rerank", "/v1/reranking", "/embed", "/similarity")
 OTHERS = {"/rerank": "ranking", "/predict": "classifying", "/infill": "filling"}
 """Paths that a model which writes text does not answer, and the server that does; EMBEDDING: all have the same."""
 

@@ -32,6 +32,7 @@ SHORTEST_WITHOUT_OUTPUT = {
     "Jina /v1/reranking": {"query": "a", "documents": ["b"]},
     "TEI /embed": {"inputs": "a"},
     "TEI /rerank": {"query": "a", "texts": ["b"]},
+    "TEI /similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
     "TEI /predict": {"inputs": "a"},
 }
 """For routes that write no text, the shortest body that is taken."""

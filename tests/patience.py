@@ -18,16 +18,19 @@ PATIENCE_S = 180.0
 """The net: the wait of a test for one thing. Less than the limit of a whole test in pyproject.toml."""
 
 LOOK_S = 0.005
+FIRST_LOOK_S = 0.0002
+"""How soon a test looks again at first; each time it takes twice as long, up to LOOK_S."""
 
 
 def wait_until(
     condition: Callable[[], object], what: object = "what was waited for", patience_s: float = PATIENCE_S
 ) -> None:
-    limit = time.monotonic() + patience_s
+    limit, pause_s = time.monotonic() + patience_s, FIRST_LOOK_S
     while not condition():
         if time.monotonic() > limit:
             raise AssertionError(f"{what} did not happen within {patience_s} s")
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LOOK_S)
 
 
 async def until(

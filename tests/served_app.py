@@ -33,7 +33,7 @@ class ServedApp(App):
         super().__init__(**settings)
         self.port = next(PORTS)
         self.url = f"http://127.0.0.1:{self.port}"
-        self._exchanges: set[_Exchange] = set()
+        self._exchanges: set[Exchange] = set()
         self._patches = contextlib.ExitStack()
 
     @property
@@ -48,7 +48,7 @@ class ServedApp(App):
         self.run(self._abandon(httpx.Request("POST", self.url + path, json=body), has_begun))
 
     async def _abandon(self, request: httpx.Request, has_begun: Callable[[], object]) -> None:
-        exchange = _Exchange(self.app, request)
+        exchange = Exchange(self.app, request)
         await until(has_begun, "the beginning of what is left", unless=exchange.running)
         await exchange.leave()
 
@@ -83,7 +83,7 @@ class ServedApp(App):
         return handle_request
 
 
-class _Exchange:
+class Exchange:
     """One request to an ASGI application, and what has come of its answer."""
 
     def __init__(self, app: Any, request: Any) -> None:
@@ -150,9 +150,9 @@ def _scope(request: Any) -> dict[str, Any]:
     }
 
 
-async def _begin(app: Any, request: Any) -> _Exchange:
+async def _begin(app: Any, request: Any) -> Exchange:
     """Return an exchange whose head has come."""
-    exchange = _Exchange(app, request)
+    exchange = Exchange(app, request)
     heading = asyncio.create_task(exchange.head())
     await asyncio.wait({heading, exchange.running}, return_when=asyncio.FIRST_COMPLETED)
     if not heading.done():
@@ -163,7 +163,7 @@ async def _begin(app: Any, request: Any) -> _Exchange:
 
 
 class _Body:
-    def __init__(self, app: ServedApp, exchange: _Exchange) -> None:
+    def __init__(self, app: ServedApp, exchange: Exchange) -> None:
         self._app = app
         self._exchange = exchange
 

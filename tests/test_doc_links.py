@@ -1,7 +1,9 @@
-"""The pages of docs/, the decisions and README.md: every link leads to a file and to a heading that are there."""
+"""Pages of docs/, the decisions and README.md: links lead to files and headings that are there, and the messages on the
+page of symptoms are those of the server."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from pathlib import Path
@@ -31,3 +33,41 @@ def _anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub makes them: lower case, blanks as dashes, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _texts() -> set[str]:
+    """Every constant text of the package; of an f-string its parts."""
+    return {
+        node.value
+        for path in (ROOT / "tureen").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_each_message_on_the_page_of_symptoms_is_one_of_the_server_s():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    told, texts = page.partition("## The answer is not")[0], _texts()
+    rows = re.findall(r"^\| (?:\d+ )?`([^`]+)` \|", told, re.MULTILINE)
+    assert len(rows) > 12
+    parts = [part.strip() for row in rows for part in row.split("…") if len(part.strip()) > 2]
+    assert [part for part in parts if not any(part in text for text in texts)] == []
+
+
+FOR_CONTRIBUTORS = ("adding-", "architecture", "clients", "native-kernels", "performance", "releases")
+"""What the names of pages begin with that are about measurements, tests or the code."""
+
+
+def test_guides_have_measurements_and_links_to_tests_in_an_appendix_at_the_end():
+    pages = [page for page in (ROOT / "docs").glob("*.md") if not page.stem.startswith(FOR_CONTRIBUTORS)]
+    assert len(pages) > 40
+    early, guides_after = {}, {}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        guide, appendix, rest = text.partition("\n## Appendix")
+        early |= (
+            {page.name: found} if (found := re.findall(r"\.\./(?:tests|bench)/|\b(?:tests|bench)/\w+", guide)) else {}
+        )
+        headings = re.findall(r"^## (.*)", appendix + rest, re.MULTILINE)
+        guides_after |= {page.name: late} if (late := [h for h in headings if not h.startswith("Appendix")]) else {}
+    assert (early, guides_after) == ({}, {})

@@ -26,11 +26,12 @@ def _pages():
     return module.pages()
 
 
-MIGRATION = [f"migrate-from-{name}.md" for name in ("sglang", "vllm", "llamacpp", "tgi")]
+MIGRATION = [f"migrate-from-{name}.md" for name in ("sglang", "vllm", "llamacpp", "tgi", "ollama")]
 
 
 @pytest.mark.parametrize(
-    "name", ["parameters.md", "settings.md", "models.md", "architectures.md", "clients.md", *MIGRATION]
+    "name",
+    ["parameters.md", "settings.md", "models.md", "architectures.md", "which-model.md", "clients.md", *MIGRATION],
 )
 def test_a_generated_page_is_current(name):
     committed = (ROOT / "docs" / name).read_text(encoding="utf-8")
@@ -51,6 +52,26 @@ def test_every_parameter_and_setting_is_on_its_page():
         assert f"| `{field.name}` |" in pages["parameters.md"]
     for field in msgspec.structs.fields(Config):
         assert f"`--{field.name.replace('_', '-')}`" in pages["settings.md"]
+
+
+def test_models_have_as_many_weights_as_their_authors_say():
+    """The counts are those of the safetensors files on the hub."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    from fit_page import sized_models
+
+    models = {model.name.partition("/")[2]: model for model in sized_models()}
+    published = {
+        "SmolLM2-135M-Instruct": 134_515_008,
+        "Llama-3.2-1B-Instruct": 1_235_814_400,
+        "Llama-3.1-8B-Instruct": 8_030_261_248,
+        "Qwen3-4B": 4_022_468_096,
+        "Qwen3-30B-A3B": 30_532_122_624,
+        "Llama-3.3-70B-Instruct": 70_553_706_496,
+    }
+    assert {name: models[name].num_weights for name in published} == published
+    most, few = models["Qwen3-32B"], models["Qwen3-30B-A3B"]
+    assert most.read < most.needed
+    assert 0.08 < few.read / few.needed < 0.15  # 3.3 of 30.5 billion weights act
 
 
 def test_the_settings_of_the_helm_chart_are_current():

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import costs
 import lanes
@@ -93,6 +94,27 @@ def test_a_run_of_one_lane_keeps_the_costs_of_the_others():
         "api/test_n.py": [1, 0.1, 0.1],
         "servers/test_b.py": [1, 1.0, 9.0],
     }
+
+
+@pytest.mark.parametrize(
+    ("folders", "options", "is_whole"),
+    [
+        ([], {}, True),
+        ([], {"shuffle": 7}, True),
+        (["tests/servers"], {}, True),
+        (["tests/servers/"], {}, True),
+        (["tests/servers/browser"], {}, False),
+        (["tests/api"], {}, False),
+        ([], {"keyword": "drain"}, False),
+        (["tests/servers"], {"markexpr": "ray"}, False),
+        ([], {"every_case": True}, False),
+    ],
+)
+def test_only_a_run_of_a_whole_lane_is_kept_as_its_costs(monkeypatch, folders, options, is_whole):
+    monkeypatch.chdir(lanes.TESTS.parent)
+    source = pytest.Config.ArgsSource.ARGS if folders else pytest.Config.ArgsSource.TESTPATHS
+    config = SimpleNamespace(args_source=source, args=folders or ["tests"], getoption=options.get)
+    assert costs.is_whole(config) == is_whole
 
 
 GRAPH = {"grammar": {"errors"}, "engine": {"grammar"}, "http": {"errors"}, "errors": set()}

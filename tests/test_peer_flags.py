@@ -384,9 +384,9 @@ def test_the_value_of_a_flag_that_nobody_knows_is_not_taken_for_a_model(capsys):
 
 
 def test_migrate_names_the_servers_that_it_knows(capsys):
-    assert cli.main(["migrate", "--", "ollama", "serve"]) == 1
+    assert cli.main(["migrate", "--", "triton", "serve"]) == 1
     printed = capsys.readouterr().err
-    assert "'ollama serve' starts no server that tureen knows" in printed
+    assert "'triton serve' starts no server that tureen knows" in printed
     assert "llama-server" in printed
 
 

@@ -18,6 +18,7 @@ from tureen.http.dialect import dialects
 sys.path.insert(0, str(Path(__file__).parent))
 from chart_schema import CHART, chart_schema
 from clients_page import clients_page
+from fit_page import fit_page
 from models_page import models_pages
 from peers_page import peers_pages
 from pictures import pictures
@@ -54,6 +55,7 @@ def pages() -> dict[str, str]:
         "parameters.md": _parameters_page(),
         "settings.md": _settings_page(),
         **models_pages(GENERATED.format(source="the files of tureen/models")),
+        "which-model.md": fit_page(GENERATED.format(source="tools/fit_page.py")),
         "clients.md": clients_page(GENERATED.format(source="tests/clients")),
         **peers_pages(),
     }

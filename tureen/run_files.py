@@ -28,7 +28,7 @@ class RunningServer(msgspec.Struct, frozen=True):
     pid: int
     birth: str  # tells the process from a later one with its number
     url: str
-    model: str  # as --model-path named it
+    model: str  # its name, as `tureen list` has it
     path: str
     since: float  # seconds since 1970
     drain_timeout_s: float

@@ -1,6 +1,6 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
-Imports: build, config, config_facts, errors, http, log, requests, run_files, serving,
+Imports: build, config, config_facts, devices, errors, http, log, requests, run_files, serving,
 terminal; asyncio.
 Imported by: bench, fronts.
 """
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tureen.build import Model, connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.config_facts import asks_for_traces, is_alone
+from tureen.devices import cpu
 from tureen.errors import StartupError
 from tureen.http.listener import LOOPBACK, bind, remove_socket
 from tureen.http.origins import check_hosts, check_origins
@@ -127,6 +128,7 @@ async def _serve(config: Config) -> int:
         server = importlib.import_module("tureen.http.server")
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()
+        cpu.trim()  # start-up read the tokenizer and the metadata of the files
         helpers: list[asyncio.Task[None]] = []
         note = RunNote(config)
 
@@ -135,7 +137,7 @@ async def _serve(config: Config) -> int:
             access = Access(url, _credentials(config), config.uds)
             text = banner(client.info, access, seconds, others=loaded.others)
             place = url if config.uds is None else f"unix:{config.uds}"
-            note.write(place, loaded.model_path, loaded.source_path)
+            note.write(place, client.info.model_name, loaded.source_path)
             print(text, file=sys.stderr, flush=True)  # noqa: T201
             preparing = importlib.import_module("tureen.requests.preparing")
             helpers.append(asyncio.create_task(preparing.probe_when_idle(serving.state.server)))
@@ -156,7 +158,6 @@ class FirstModel(NamedTuple):
 
     client: EngineClient
     app: ServedApp
-    model_path: str
     source_path: Path
     others: tuple[str, ...] = ()  # names of the models that can be loaded besides
 
@@ -175,7 +176,7 @@ async def _load(config: Config, display: PhaseDisplay, start: Callable[..., Any]
     finally:
         app = await shell
     serving = app.build_app(client, model.tokenizer, config, media=media)
-    return FirstModel(client, serving, config.model_path, model.source.path)
+    return FirstModel(client, serving, model.source.path)
 
 
 async def _load_for_fronts(
@@ -215,7 +216,7 @@ async def _load_several(config: Config, display: PhaseDisplay) -> FirstModel:
     start = importlib.import_module("tureen.fleet.start")
     launcher = await start.start(config, display)
     first = launcher.fleet.default
-    return FirstModel(first.client, launcher.app, first.config.model_path, launcher.path_of(first), launcher.others)
+    return FirstModel(first.client, launcher.app, launcher.path_of(first), launcher.others)
 
 
 def _url(config: Config, listener: socket.socket) -> str:

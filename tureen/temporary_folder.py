@@ -1,7 +1,7 @@
 """Temporary folders that the next start removes if their owner was killed.
 
 Imports: nothing.
-Imported by: bench, cli, runner.
+Imported by: bench, cli, control, runner.
 """
 
 from __future__ import annotations

@@ -11,6 +11,20 @@ import pytest
 from app_under_test import App
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+WITHOUT_WEIGHTS = {
+    "/update_weights_from_disk": "invalid_model_path",  # there is none of that name
+    "/update_weights_from_distributed": "invalid_group_name",
+    "/update_weights_from_": "unavailable",
+    "/begin_weight_update": "unavailable",
+    "/start_weight_update": "unavailable",
+    "/end_weight_update": "no_update",
+    "/finish_weight_update": "no_update",
+    "/init_weights_update_group": "invalid_backend",
+    "/init_weight_transfer_engine": "invalid_backend",
+    "/destroy_weights_update_group": "invalid_group_name",
+}
+"""Codes of errors of a fake engine, which has no weights."""
+
 COMMANDS = re.findall(r"^curl .*$", PAGE.replace("\\\n", " "), re.MULTILINE)
 
 
@@ -23,9 +37,9 @@ def app():
 def run(app: App, command: str):
     words = shlex.split(command)
     url = next(word for word in words if word.startswith("http://"))
-    data = words[words.index("-d") + 1] if "-d" in words else None
+    data = words[words.index("-d") + 1] if "-d" in words else "x" if "--data-binary" in words else None
     method = "POST" if data or "POST" in words else "GET"
-    headers = {"content-type": "application/json"} if "-H" in words else {}
+    headers = dict([words[words.index("-H") + 1].split(": ")]) if "-H" in words else {}
     return app.request(method, url.removeprefix("http://127.0.0.1:30000"), content=data, headers=headers)
 
 
@@ -48,8 +62,8 @@ def test_the_commands_on_the_page_work_one_after_the_other(tmp_path):
                 assert response.json()["error"]["code"] == "not_available"  # this server has one model
             elif "/generate_from_file" in command:
                 assert response.status_code == 403  # there is none of that name
-            elif "/update_weights_from_disk" in command:
-                assert response.json()["error"]["code"] == "invalid_model_path"  # there is none of that name
+            elif code := next((code for path, code in WITHOUT_WEIGHTS.items() if path in command), None):
+                assert response.json()["error"]["code"] == code
             else:
                 assert response.status_code == 200, (command, response.text)
 

@@ -47,6 +47,7 @@ PARAMS = {
     "frequency_penalty": Case(1, 3, CHANGES),
     "presence_penalty": Case(1, -3, CHANGES),
     "repetition_penalty": Case(1.5, 2.5, CHANGES),
+    "repeat_last_n": Case(64, -2, CHANGES),
     "ignore_eos": Case(True, "yes", "test_ignored_eos_does_not_end_but_the_same_stop_token_does"),
     "skip_special_tokens": Case(False, 1, "test_special_tokens_are_shown_when_asked_for"),
     "spaces_between_special_tokens": Case(False, 0, "test_spaces_between_special_tokens_are_removed_when_asked"),

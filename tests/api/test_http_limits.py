@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import resource
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from wire import READ_BYTES, Wire, echoing, played
 
 from tureen.http import connection
+from tureen.http.listener import max_connections
 
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -267,6 +270,24 @@ def test_of_a_body_that_comes_after_its_answer_so_much_is_thrown_away_and_then_t
     assert is_closed
     assert statuses == [404]
     assert taken <= connection.MAX_DISCARDED_BYTES + 2 * len(part)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_a_body_over_the_limit_is_refused_and_the_connection_closed(framing):
+    with echoing(max_body_bytes=2000) as small:
+
+        async def scene(wire: Wire):
+            await wire.send(START.replace(b"/echo", b"/generate") + framing)
+            await wire.send_forever(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+            return [(answer.status, answer.headers["connection"]) for answer in wire.answers()], wire.is_closed
+
+        assert played(small.app, scene) == ([(413, "close")], True)
+
+
+def test_three_in_four_of_the_files_that_may_be_open_may_be_connections(monkeypatch):
+    for num_files, expected in ((1024, 768), (20, 15), (1, 1), (resource.RLIM_INFINITY, sys.maxsize)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=num_files: (soft, resource.RLIM_INFINITY))
+        assert max_connections() == expected
 
 
 async def _not_found(scope, receive, send) -> None:

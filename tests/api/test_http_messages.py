@@ -321,6 +321,26 @@ def test_of_a_pipeline_the_answers_come_in_order_and_no_error_comes_into_another
     assert played(app, scene) == ([200, 200, 400], True)
 
 
+ERRORS = {
+    b"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n{}": 404,
+    b"DELETE /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n": 405,
+    b"POST /generate/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n{}": 307,
+    START.replace(b"/echo", b"/generate") + b"Content-Type: application/json\r\nContent-Length: 3\r\n\r\n{{{": 400,
+    START.replace(b"/echo", b"/generate") + b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}": 415,
+}
+"""Proper messages that the application refuses, and the status of each."""
+
+
+def test_a_connection_is_used_on_after_an_error_also_by_a_client_that_pipelines(app):
+    async def scene(wire: Wire, parts: tuple[bytes, ...]):
+        await wire.send(*parts)
+        return [answer.status for answer in wire.answers()], wire.is_closed
+
+    orders = [(bad + GET + bad + GET,) for bad in ERRORS] + [(bad, GET, bad, GET) for bad in ERRORS]
+    told = all_played(app, [functools.partial(scene, parts=parts) for parts in orders])
+    assert told == [([status, 200, status, 200], False) for status in ERRORS.values()] * 2
+
+
 def test_nonsense_behind_a_request_waits_until_its_answer_is_whole():
     async def slow(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

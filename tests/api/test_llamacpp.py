@@ -124,7 +124,9 @@ def test_probabilities_are_the_model_s_own(app):
 
 def test_the_fields_that_are_asked_for_are_returned_alone(app):
     fields = ["content", "generation_settings/n_predict", "nothing/there"]
-    assert complete(app, prompt="say:a", n_predict=4, response_fields=fields) == {"content": "a", "n_predict": 4}
+    assert complete(app, prompt="say:a", n_predict=4, response_fields=fields) == {
+        "content": "a", "generation_settings/n_predict": 4,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,9 @@ def test_a_bias_has_any_of_the_documented_forms(app, bias, expected):
         ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0}),
         ({"temperature": -1, "top_k": 0}, {"temperature": 0.0, "top_k": -1}),
         ({"typ_p": 0.5}, {"typical_p": 0.5}),
-        ({"repeat_penalty": 1.5, "repeat_last_n": 0}, {"repeat_penalty": 1.0}),
+        ({}, {"repeat_last_n": 64}),
+        ({"repeat_last_n": 0}, {"repeat_last_n": 0}),
+        ({"repeat_last_n": -1, "repeat_penalty": 1.5}, {"repeat_last_n": -1, "repeat_penalty": 1.5}),
         ({"repeat_penalty": 1.5, "presence_penalty": 1}, {"repeat_penalty": 1.5, "presence_penalty": 1.0}),
     ],
 )
@@ -156,11 +160,45 @@ def test_parameters_act_as_llama_cpp_has_them(app, sent, acted):
     assert {name: settings[name] for name in acted} == acted
 
 
-def test_a_window_of_penalties_is_reported_where_there_are_penalties(app):
-    plain = app.post("/completion", prompt="a", n_predict=1, repeat_last_n=64, repeat_penalty=1.0)
-    assert "x-tureen-ignored" not in plain.headers
-    told = app.post("/completion", prompt="a", n_predict=1, repeat_last_n=64, repeat_penalty=1.1)
-    assert told.headers["x-tureen-ignored"] == "repeat_last_n"
+@pytest.mark.parametrize("listed", [["top_k", "typical_p"], ["typ_p", "top_k"], "ky"])
+def test_samplers_that_are_not_listed_are_off(app, listed):
+    settings = complete(app, prompt="a", n_predict=1, samplers=listed, typ_p=0.5, min_p=0.1)["generation_settings"]
+    off = {"top_p": 1.0, "min_p": 0.0, "temperature": 1.0, "repeat_last_n": 0}
+    assert {name: settings[name] for name in off} == off
+    assert (settings["top_k"], settings["typical_p"]) == (40, 0.5)
+    assert "got 'zebra'" in refusal(app, prompt="a", samplers=["top_k", "zebra"])["message"]
+    assert "got 'z'" in refusal(app, prompt="a", samplers="kz")["message"]
+
+
+@pytest.mark.parametrize(
+    ("indent", "content"),
+    [(1, "a\n  b"), (2, "a\n  b"), (3, "a"), (0, "a\n  b\nc")],
+)
+def test_an_output_ends_before_a_line_that_is_indented_too_little(app, indent, content):
+    answer = complete(app, prompt="say:a\n  b\nc", n_indent=indent)
+    assert (answer["content"], answer["stop_type"]) == (content, "limit" if indent else "eos")
+
+
+LINES = "say:" + "ab\n" * 20
+
+
+def test_an_output_ends_at_the_first_line_break_after_its_time():
+    """The engine takes 10 ms a token of the virtual clock."""
+    with App(chat_template="chatml", slow=True) as app:
+        assert complete(app, prompt=LINES, t_max_predict_ms=0)["stop_type"] == "eos"
+        whole = complete(app, prompt=[LINES, "say:abcdefghijkl"], t_max_predict_ms=70)
+        assert [one["stop_type"] for one in whole] == ["limit", "eos"], "there is no line break in the second"
+        assert 9 <= whole[0]["tokens_predicted"] <= 12
+        assert whole[0]["content"].startswith("ab\nab\nab\n")
+        response = app.post("/completion", prompt=LINES, t_max_predict_ms=70, stream=True)
+        assert parse_events(response.text + "data: [DONE]\n\n")[-1]["stop_type"] == "limit"
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])
+@pytest.mark.parametrize("path", ["/completion", "/tokenize"])
+def test_a_body_has_any_content_type(app, headers, path):
+    body = b'{"prompt": "say:a"}' if path == "/completion" else b'{"content": "a"}'
+    assert app.request("POST", path, content=body, headers=headers).status_code == 200
 
 
 def test_a_grammar_and_a_schema_constrain_the_output(app):
@@ -251,6 +289,48 @@ def test_files_that_together_are_too_long_are_not_tokenized(filling, monkeypatch
         assert error["type"] == "exceed_context_size_error"
 
 
+EDITORS = {
+    "llama.vim": {
+        "input_prefix": "def f():\n", "input_suffix": "\n    return x\n", "prompt": "    ", "n_predict": 8,
+        "n_indent": 4,
+        "input_extra": [{"text": "x = 1\n", "time": [1, 2], "filename": "a.py"}],
+        "top_k": 40, "top_p": 0.99, "stream": False, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True,
+        "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+        "response_fields": ["content", "timings/prompt_n", "timings/predicted_ms", "truncated", "tokens_cached"],
+    },
+    "llama.vscode": {
+        "input_prefix": "a", "input_suffix": "b", "input_extra": [], "prompt": "", "n_predict": 8, "top_k": 40,
+        "top_p": 0.99, "stream": False, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "n_indent": 2,
+        "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+    },
+    "llama.vscode, to warm up": {
+        "input_prefix": "", "input_suffix": "", "input_extra": [{"text": "a", "time": 1, "filename": "b"}],
+        "prompt": "", "n_predict": 0, "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 1,
+    },
+}  # fmt: skip
+"""The requests of editors, as their code makes them (ggml-org/llama.vim, ggml-org/llama.vscode)."""
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+def test_editors_are_answered(filling, editor):
+    answer = complete(filling, "/infill", **EDITORS[editor])
+    wanted = EDITORS[editor].get("response_fields", ["content"])
+    assert set(wanted) <= answer.keys()
+
+
+def test_the_chat_of_an_editor_is_answered(app):
+    """llama.vscode's request for an edit."""
+    body = {
+        "messages": [{"role": "user", "content": "say:a"}], "stream": False, "cache_prompt": True,
+        "samplers": "edkypmxt", "temperature": 0.8, "dynatemp_range": 0, "dynatemp_exponent": 1, "top_k": 40,
+        "top_p": 0.95, "min_p": 0.05, "typical_p": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "repeat_last_n": 64,
+        "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "dry_multiplier": 0, "dry_base": 1.75,
+        "dry_allowed_length": 2, "dry_penalty_last_n": -1, "max_tokens": -1, "timings_per_token": False,
+    }  # fmt: skip
+    assert complete(app, "/v1/chat/completions", **body)["choices"][0]["message"]["content"]
+
+
 def test_a_model_without_tokens_for_it_fills_no_gaps(app):
     assert "input_suffix" in refusal(app, path="/infill", input_prefix="a", input_suffix="b")["message"]
 
@@ -260,6 +340,12 @@ def test_texts_become_tokens_and_pieces(app):
     pieces = complete(app, "/tokenize", content="aá", with_pieces=True)["tokens"]
     assert pieces == [{"id": 97, "piece": "a"}, {"id": 0xC3, "piece": [0xC3]}, {"id": 0xA1, "piece": [0xA1]}]
     assert complete(app, "/detokenize", tokens=[97, 98])["content"] == "ab"
+
+
+@pytest.mark.parametrize("other", [{"prompt": "b"}, {"text": "b"}, {"messages": [{"role": "user", "content": "b"}]}])
+def test_a_body_with_two_things_to_tokenize_is_refused(app, other):
+    error = refusal(app, path="/tokenize", content="a", **other)
+    assert error["message"] == f"content and {next(iter(other))} are both what to tokenize; send one"
 
 
 def test_null_is_not_sent_on_a_path_that_dialects_share(app):

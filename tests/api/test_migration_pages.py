@@ -53,7 +53,14 @@ def _right_column(page: str) -> list[str]:
 
 
 def test_there_is_a_page_for_each_server_that_people_come_from():
-    assert {name.removeprefix("migrate-from-") for name in PAGES} == {"sglang", "vllm", "mindie", "llamacpp", "tgi"}
+    assert {name.removeprefix("migrate-from-") for name in PAGES} == {
+        "sglang",
+        "vllm",
+        "mindie",
+        "llamacpp",
+        "tgi",
+        "ollama",
+    }
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -128,6 +128,16 @@ def test_a_name_without_the_format_of_the_weights_means_the_model():
         assert names.is_served(served.upper())
         assert not names.is_served("Smol-2-Q8_0")
         assert not names.is_served("Smol")
+    names = ModelNames("org/Smol-2:Q4_K_M", (), {}, files=("Smol2-Instruct.Q4_1.gguf",))
+    for name in (
+        "org/smol-2",
+        "Smol-2:q4_k_m",
+        "SomeOrg/Smol2-Instruct",
+        "Smol2-Instruct.Q4_1",
+        "smol2-instruct.q4_1.gguf",
+    ):
+        assert names.is_served(name)
+    assert not names.is_served("Smol2-Instruct.Q8_0")
     assert not ModelNames("qwen-q2b", (), {}).is_served("qwe")
     assert not ModelNames("Smol-2", (), {}).is_served("Smol")
 

@@ -208,18 +208,12 @@ def test_options_act(app: App):
     assert run.json()["response"] == "a"
 
 
-def test_a_window_of_penalties_is_all_tokens_or_none(app: App):
-    def effective(**options) -> dict:
-        found = generate(app, "abc", options={"num_predict": 1, **options}, return_effective=True)["effective"]
-        return {name: found[name]["value"] for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")}
+def test_penalties_look_at_64_tokens_unless_told(app: App):
+    def window(**options) -> int:
+        answer = generate(app, "abc", options={"num_predict": 1, **options}, return_effective=True)
+        return answer["effective"]["repeat_last_n"]["value"]
 
-    penalties = {"repeat_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5}
-    set_so = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5}
-    off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    assert effective(**penalties, repeat_last_n=-1) == effective(**penalties, repeat_last_n=CONTEXT_LEN) == set_so
-    assert effective(**penalties, repeat_last_n=0) == effective(repeat_last_n=0) == off
-    for name, value in penalties.items():
-        assert refusal(app, options={name: value, "repeat_last_n": 64}).startswith("options.repeat_last_n is 64")
+    assert [window(), window(repeat_last_n=-1), window(repeat_last_n=0, repeat_penalty=1.5)] == [64, -1, 0]
 
 
 def test_formats(app: App):
@@ -356,7 +350,6 @@ def test_null_is_the_default_of_every_field(app: App):
         ("/api/chat", {"messages": [], "model": "other"}, "model"),
         ("/api/generate", {"options": {"num_ctx": CONTEXT_LEN + 1}}, "options.num_ctx"),
         ("/api/generate", {"options": {"num_gpu": 1, "zebra": 2}}, "options.num_gpu, options.zebra"),
-        ("/api/generate", {"options": {"repeat_last_n": 64, "repeat_penalty": 1.0}}, "options.repeat_last_n"),
         ("/api/generate", {"options": {"num_keep": 24, "mirostat_tau": 5.0}}, "options.num_keep, options.mirostat_tau"),
         ("/api/generate", {"user": "me", "stream_options": {}}, "user, stream_options"),
         ("/api/generate", {"keep_alive": 0}, "keep_alive"),

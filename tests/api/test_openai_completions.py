@@ -409,6 +409,8 @@ def test_sixteen_tokens_are_the_default_and_null_of_the_native_name_is_the_conte
     assert ask(app, prompt="abc", max_tokens=None)["usage"]["completion_tokens"] == 16
     long = "a" * (CONTEXT_LEN - 20)
     assert ask(app, prompt=long, max_new_tokens=None)["usage"]["completion_tokens"] == 20
+    for name in ("max_tokens", "max_new_tokens", "max_output_tokens"):
+        assert ask(app, prompt=long, **{name: -1})["usage"]["completion_tokens"] == 20
     assert ask(app, prompt=long + "a" * 10)["usage"]["completion_tokens"] == 10  # the default is clipped
     error = refusal(app, prompt=long, max_tokens=21)
     assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
@@ -520,7 +522,7 @@ def test_what_there_is_not_is_refused_by_name_unless_it_asks_for_nothing(app: Ap
 
 BOUNDS = [
     ("logprobs", [-1, 0, 128], [-2, 129, True, "1", 1.5]),
-    ("max_tokens", [0, 2043], [-1, 1.5, "3", True]),
+    ("max_tokens", [0, 2043], [-3, 1.5, "3", True]),
     ("n", [1, 3], [0, 129, 1.5, True]),
     ("temperature", [0, 0.1, 100], [-0.1, "1", True]),
     ("top_p", [0.01, 1], [0, 1.01]),

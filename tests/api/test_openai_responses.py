@@ -188,6 +188,7 @@ def test_an_answer_that_was_cut_is_incomplete(app: App):
     assert without_ids(answer["output"]) == [message("one", "incomplete")]
     assert events(app, "say:one two", max_output_tokens=3)[-1]["type"] == "response.incomplete"
     assert ask(app, "abc")["usage"]["total_tokens"] == CONTEXT_LEN
+    assert ask(app, "abc", max_output_tokens=-1)["usage"]["total_tokens"] == CONTEXT_LEN
 
 
 def test_a_deadline_leaves_what_there_was(template):
@@ -362,7 +363,7 @@ def test_fields_inside_that_this_server_does_not_know_are_told(app: App, fields,
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
-        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"max_output_tokens": -3}, "max_output_tokens"),
         ({"max_output_tokens": CONTEXT_LEN + 1}, "max_output_tokens"),
         ({"include": ["everything"]}, "include[0]"),
         ({"top_logprobs": 129}, "top_logprobs"),

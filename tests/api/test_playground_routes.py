@@ -11,7 +11,7 @@ from app_under_test import App
 from tureen.front.playground import files
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
-MOST_BYTES = 500_000
+MOST_BYTES = 300_000
 
 
 class Loaded(HTMLParser):
@@ -78,5 +78,23 @@ def test_nothing_but_its_files_is_served(app: App, name: str):
     assert app.request("GET", f"/playground/{name}").status_code == 404
 
 
-def test_its_files_are_small(app: App):
-    assert sum(len(app.request("GET", f"/playground/{name}").content) for name in files()) < MOST_BYTES
+def test_the_playground_loads_in_few_bytes(app: App):
+    """Count what a browser reads to show it: the page, all its files, and the document that has the parameters."""
+    names = ["openapi.json", "v1/models", *(f"playground/{name}" for name in files())]
+    answers = [app.request("GET", f"/{name}", headers=BROWSER | {"accept-encoding": "gzip"}) for name in ["", *names]]
+    assert {answer.status_code for answer in answers} == {200}
+    assert sum(int(answer.headers["content-length"]) for answer in answers) < MOST_BYTES
+    plain = app.request("GET", "/playground/app.js", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.text == app.request("GET", "/playground/app.js", headers={"accept-encoding": "gzip"}).text
+
+
+def test_each_page_links_all_pages_and_says_which_it_is(app: App):
+    for path in ("", "status", "docs", "compat"):
+        page = app.request("GET", f"/{path}", headers=BROWSER)
+        (bar,) = re.findall(r'<nav class="pages".*?</nav>', page.text, re.DOTALL)
+        links = [attributes for _, attributes in Loaded(bar).found if "href" in attributes]
+        assert [attributes["href"] for attributes in links] == ["./", "status", "docs", "compat"]
+        assert [attributes["href"] for attributes in links if "aria-current" in attributes] == [path or "./"]
+        assert 'id="theme"' in page.text
+        assert 'rel="icon"' in page.text

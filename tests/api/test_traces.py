@@ -75,7 +75,9 @@ class Collector:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,)
+        )  # how often it looks for its end
         self._thread.start()
 
     def spans(self) -> list[Span]:

@@ -204,3 +204,14 @@ def test_only_an_operator_pauses():
         user, operator = ({"authorization": f"Bearer {key}"} for key in "ka")
         assert app.request("POST", "/pause", headers=user).status_code == 403
         assert app.request("POST", "/pause", headers=operator).status_code == 200
+
+
+def test_options_of_skyrl_s_bodies_act_as_those_of_the_query(slow):
+    async def scenario() -> Any:
+        running = asyncio.create_task(slow.http.post("/generate", json=LONG))
+        await until(lambda: slow.client.stats.total_output_tokens)
+        assert (await slow.http.post("/pause", json={"wait_for_inflight_request": True})).status_code == 200
+        return (await running).json()
+
+    assert slow.run(scenario())["meta_info"]["finish_reason"]["type"] == "length"
+    assert slow.post("/pause", wait_for_inflight=True).json()["error"]["param"] == "wait_for_inflight"

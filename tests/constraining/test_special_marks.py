@@ -34,12 +34,14 @@ KIMI = (
     "<|tool_call_end|>",
     "<|tool_calls_section_end|>",
 )
+STEP3 = tuple(mark.replace("▁", "_") for mark in DEEPSEEK)
 SPECIAL = {
     "mistral": ("[TOOL_CALLS]", "[ARGS]"),
     "granite": ("<|tool_call|>",),
     "deepseek_v3": DEEPSEEK,
     "deepseek_v31": DEEPSEEK,
     "kimi_k2": KIMI,
+    "step3": STEP3,
     "gpt-oss": ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"),
 }  # fmt: skip
 HEADS = {"gpt-oss": "<|channel|>commentary to=functions.tags"}
@@ -106,7 +108,7 @@ def test_a_strict_call_behind_a_special_token_has_valid_arguments(name, mode):
         dice, place, written = random.Random(f"{name}{seed}"), compiled.grammar.start(), []
         wish = compiled.tokens(("So: " if mode == "auto" else "") + HEADS.get(name, SPECIAL[name][0]))
         assert max(wish) >= FIRST
-        while not place.is_done and len(written) < 400:
+        while not place.is_done and len(written) < 2000:
             tokens = compiled.allowed(place)
             if EOS in tokens and (tokens == [EOS] or (not wish and calls_in(name, compiled.text(written)))):
                 break

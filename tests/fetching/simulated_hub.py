@@ -12,6 +12,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+POLL_S = 0.01
+"""How often it looks whether it is closed, which its closing waits for."""
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -48,7 +51,7 @@ class Simulated:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True).start()
 
     def close(self) -> None:
         self.go_on.set()

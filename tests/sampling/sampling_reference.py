@@ -7,6 +7,7 @@ import numpy as np
 
 from tureen.contract.params import SamplingParams
 from tureen.contract.runner import SlotState
+from tureen.contract.types import NO_TOKEN
 
 
 def make_state(slot=0, *, seed=0, prompt=(1, 2, 3), output=(), ends=(), logprobs=None, banned=(), **params):
@@ -26,7 +27,9 @@ def processed_logits(logits, state):
     """The row after the stages that change logits. Stored as float32 between the stages."""
     p = state.params
     logits = logits.astype(np.float32).copy()
-    counts = Counter(state.output_ids)
+    seen = [*state.prompt_ids, *state.output_ids]
+    first = 0 if p.repeat_last_n < 0 else max(0, len(seen) - p.repeat_last_n)
+    counts = Counter(seen[max(first, len(state.prompt_ids)) :])
 
     def change(token, value):
         logits[token] = np.float32(min(value, float(np.finfo(np.float32).max)))
@@ -36,7 +39,7 @@ def processed_logits(logits, state):
     for token in counts:
         change(token, float(logits[token]) - p.presence_penalty)
     if p.repetition_penalty not in (0.0, 1.0):
-        for token in {*state.prompt_ids, *state.output_ids}:
+        for token in set(seen[first:]) - {NO_TOKEN}:
             old = float(logits[token])
             change(token, old / p.repetition_penalty if old > 0 else old * p.repetition_penalty)
     if len(state.output_ids) < p.min_new_tokens:

@@ -18,6 +18,7 @@ from tureen.requests.drafts import constrained
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
 VOCAB = 200
+STRONG = {"repetition_penalty": 0.1, "presence_penalty": -2.0}
 
 # parameter: a value that must change what the sampler draws
 CHANGES_TOKENS = {
@@ -30,6 +31,7 @@ CHANGES_TOKENS = {
     "frequency_penalty": -2.0,
     "presence_penalty": -2.0,
     "repetition_penalty": 0.1,
+    "repeat_last_n": 3,
     "logit_bias": {7: 20.0},
     "allowed_token_ids": (7, 9),
 }
@@ -111,7 +113,8 @@ def test_a_dtype_is_a_pattern_and_its_stops(dtype, fits, stops):
 
 @pytest.mark.parametrize("name", CHANGES_TOKENS)
 def test_the_parameter_changes_the_tokens_drawn(name):
-    assert _drawn(**{name: CHANGES_TOKENS[name]}) != _drawn()
+    others = STRONG if name == "repeat_last_n" else {}
+    assert _drawn(**others, **{name: CHANGES_TOKENS[name]}) != _drawn(**others)
 
 
 @pytest.mark.parametrize(("name", "folder"), [(name, folder) for name in ACTED_ON_IN for folder in ACTED_ON_IN[name]])

@@ -46,6 +46,7 @@ BOUNDS = {
     "frequency_penalty": ([-2, 2, 0.5], [-2.0001, 2.0001, math.nan, math.inf, -math.inf, True]),
     "presence_penalty": ([-2, 2, 0.5], [-2.0001, 2.0001, math.nan, math.inf, -math.inf, True]),
     "repetition_penalty": ([0, 2, 1.0, 5e-324], [-1e-9, 2.0001, math.nan, math.inf, True]),
+    "repeat_last_n": ([-1, 0, 64, INT64_MAX], [-2, INT64_MAX + 1, 1.0, None, True]),
     "ignore_eos": ([True, False], [1, 0, "true", None]),
     "skip_special_tokens": ([True, False], [1, 0, "true", None]),
     "spaces_between_special_tokens": ([True, False], [1, 0, "true", None]),

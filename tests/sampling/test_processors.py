@@ -100,6 +100,31 @@ def test_a_tiny_repetition_penalty_gives_finite_logits_and_frees_no_forbidden_to
     assert result[0, 2] == -math.inf
 
 
+@pytest.mark.sampled
+@a_few
+@given(
+    prompt=st.lists(st.integers(-1, 5), max_size=20), output=st.lists(st.integers(0, 5), max_size=40), data=st.data()
+)
+def test_penalties_look_at_the_last_tokens_whether_drawn_here_or_before(prompt, output, data):
+    """A token of the prompt that has no id, such as a picture's, has a place in the window."""
+    params = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25}
+    params["repeat_last_n"] = data.draw(st.integers(-1, 70))
+    whole = make_state(prompt=prompt, output=output, **params)
+    logits = make_logits(0, VOCAB)
+    split = data.draw(st.integers(0, len(output)))
+    slot = start_slot(make_state(prompt=prompt, output=output[:split], **params), stages_of(whole.params))
+    for token in output[split:]:
+        slot.record(token)
+    result = make_rows([logits])
+    run_logit_stages(arithmetic(), result, [slot], [len(output)])
+    assert np.array_equal(make_array(result)[0], processed_logits(logits, whole))
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
+def test_a_window_of_no_tokens_switches_penalties_off(name):
+    assert stages_of(make_state(**{name: 1.5, "repeat_last_n": 0}).params) == ()
+
+
 def test_penalties_do_not_count_the_prompt_except_repetition():
     logits = make_logits(0, VOCAB)
     state = make_state(prompt=(4, 5), frequency_penalty=1.0, presence_penalty=1.0)
@@ -174,6 +199,7 @@ def test_rows_of_a_batch_with_different_stages_equal_the_plain_pipeline(seed, pr
             "frequency_penalty": penalties,
             "presence_penalty": penalties,
             "repetition_penalty": st.floats(0, 2),
+            "repeat_last_n": st.integers(-1, 60),
             "min_new_tokens": st.integers(0, 20),
             "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=5),
         },

@@ -11,14 +11,21 @@ from tureen.bench import growth, overhead, processors, steps
 from tureen.config import Config
 
 
-def test_the_engines_share_is_measured_at_every_number_of_sequences(monkeypatch):
+def test_the_shares_of_the_engine_of_http_and_of_a_jail_are_measured_against_the_same_work_without_them(monkeypatch):
+    the_engines_share_is_measured_at_every_number_of_sequences(monkeypatch)
+    the_share_of_http_is_measured_against_the_same_request_without_it(monkeypatch)
+    a_request_over_http_is_more_work_than_the_same_request_without_it(monkeypatch)
+    the_share_of_a_jailed_processor_is_measured_against_the_same_step_without_it(monkeypatch)
+
+
+def the_engines_share_is_measured_at_every_number_of_sequences(monkeypatch):
     monkeypatch.setattr(overhead, "STEPS", 5)
     found = overhead.engine_overhead(make_byte_tokenizer())
     assert [entry.running for entry in found] == [1, 16, 64]
     assert all(0 < entry.step_ms.p50 <= entry.step_ms.max for entry in found)
 
 
-def test_the_share_of_http_is_measured_against_the_same_request_without_it(monkeypatch):
+def the_share_of_http_is_measured_against_the_same_request_without_it(monkeypatch):
     monkeypatch.setattr(overhead, "REQUESTS", 5)
     monkeypatch.setattr(overhead, "WARM_UP", 1)
     found = overhead.http_overhead(make_byte_tokenizer())
@@ -27,7 +34,7 @@ def test_the_share_of_http_is_measured_against_the_same_request_without_it(monke
     assert found.added_p50_ms == pytest.approx(found.http_ms.p50 - found.direct_ms.p50, abs=0.0011)
 
 
-def test_a_request_over_http_is_more_work_than_the_same_request_without_it(monkeypatch):
+def a_request_over_http_is_more_work_than_the_same_request_without_it(monkeypatch):
     """By the calls and lines of Python that run in the event loop, in place of the time that they take here."""
 
     async def work_of(ask):
@@ -37,12 +44,13 @@ def test_a_request_over_http_is_more_work_than_the_same_request_without_it(monke
 
     monkeypatch.setattr(overhead, "REQUESTS", 3)
     monkeypatch.setattr(overhead, "WARM_UP", 1)
-    monkeypatch.setattr(overhead, "_timed", work_of)
-    found = overhead.http_overhead(make_byte_tokenizer())
+    with monkeypatch.context() as patch:
+        patch.setattr(overhead, "_timed", work_of)
+        found = overhead.http_overhead(make_byte_tokenizer())
     assert found.http_ms.p50 > 2 * found.direct_ms.p50 > 0
 
 
-def test_the_share_of_a_jailed_processor_is_measured_against_the_same_step_without_it(monkeypatch):
+def the_share_of_a_jailed_processor_is_measured_against_the_same_step_without_it(monkeypatch):
     monkeypatch.setattr(processors, "STEPS", 5)
     found = processors.processor_overhead()
     assert [entry.processor for entry in found] == list(processors.CLASSES)

@@ -19,7 +19,12 @@ from tureen.bench.process import StartedServer, cpu_seconds, family, listener, m
 from tureen.errors import TureenError
 
 
-def test_the_listener_of_a_port_is_found():
+def test_listeners_and_what_a_process_and_its_children_use_are_found():
+    the_listener_of_a_port_is_found()
+    a_familys_cpu_time_and_memory_include_its_children_and_a_process_that_is_gone_has_none()
+
+
+def the_listener_of_a_port_is_found():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
@@ -29,7 +34,7 @@ def test_the_listener_of_a_port_is_found():
     assert listener(port) is None
 
 
-def test_a_familys_cpu_time_and_memory_include_its_children_and_a_process_that_is_gone_has_none():
+def a_familys_cpu_time_and_memory_include_its_children_and_a_process_that_is_gone_has_none():
     command = "b = bytearray(64 << 20)\nfor i in range(3_000_000): pass\nprint(flush=True)\ninput()"
     own, before = memory(os.getpid()), cpu_seconds(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -43,7 +48,13 @@ def test_a_familys_cpu_time_and_memory_include_its_children_and_a_process_that_i
     assert (cpu_seconds(child.pid), memory(child.pid), cpu_seconds(None)) == (None, None, None)
 
 
-def test_a_server_that_ends_before_it_is_ready_or_cannot_be_run_is_reported():
+def test_a_started_server_is_waited_for_and_ends_with_its_benchmark():
+    a_server_that_ends_before_it_is_ready_or_cannot_be_run_is_reported()
+    a_started_server_is_stopped_with_all_its_children()
+    a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end()
+
+
+def a_server_that_ends_before_it_is_ready_or_cannot_be_run_is_reported():
     server = StartedServer(f"{sys.executable} -c \"print('no such model'); raise SystemExit(3)\"")
     with pytest.raises(BenchError, match=r"(?s)status 3.*no such model"):
         asyncio.run(server.ready(Address("http://127.0.0.1:9")))
@@ -52,7 +63,7 @@ def test_a_server_that_ends_before_it_is_ready_or_cannot_be_run_is_reported():
         StartedServer("no-such-program-here --port 1")
 
 
-def test_a_started_server_is_stopped_with_all_its_children():
+def a_started_server_is_stopped_with_all_its_children():
     port = free_port()
     script = (
         "import http.server, subprocess, sys\n"
@@ -78,7 +89,7 @@ def _options(*arguments):
     return parser.parse_args(arguments)
 
 
-def test_a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end():
+def a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end():
     port = free_port()
     script = (
         "import http.server\n"

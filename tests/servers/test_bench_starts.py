@@ -10,7 +10,6 @@ from free_ports import free_port
 from tureen.bench import starts
 from tureen.bench.command import add_arguments, run
 from tureen.bench.process import listener
-from tureen.errors import TureenError
 
 SERVER = """
 import http.server, json, sys
@@ -87,10 +86,3 @@ def test_what_a_server_reads_leaves_the_page_cache_before_each_start_that_counts
     assert _run(*arguments, "--rounds", "1", "--cold", "evict") == 0
     assert [started for path, started in evicted if path == read / "module.py"] == [2, 3]
     assert any("libc" in path.name for path, _ in evicted)  # every program has it mapped
-
-
-def test_a_target_without_a_command_and_starts_beside_other_workloads_are_refused():
-    with pytest.raises(TureenError, match="needs --start"):
-        _run("--workload", "start", "--url", "http://127.0.0.1:9")
-    with pytest.raises(TureenError, match="--workload start runs alone"):
-        _run("--workload", "single,start", "--url", "http://127.0.0.1:9")

@@ -42,7 +42,13 @@ def num_running(server: ServerProcess) -> int:
     return httpx.get(f"{server.url}/v1/loads").json()["loads"][0]["num_running_reqs"]
 
 
-def test_what_is_typed_is_answered_with_the_turns_before_it(server, tmp_path):
+def test_a_conversation_in_a_terminal_is_answered_interrupted_saved_edited_and_gone_on_with(server, tmp_path):
+    what_is_typed_is_answered_with_the_turns_before_it(server, tmp_path)
+    a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path)
+    ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, tmp_path)
+
+
+def what_is_typed_is_answered_with_the_turns_before_it(server, tmp_path):
     first = answer_over_http(server, QUESTION)
     second = answer_over_http(server, QUESTION, first, "And of Spain?")
     with chat(server, tmp_path, *GREEDY) as terminal:
@@ -56,7 +62,7 @@ def test_what_is_typed_is_answered_with_the_turns_before_it(server, tmp_path):
         assert terminal.process.returncode == 0
 
 
-def test_a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
+def a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
     kept = tmp_path / "kept.json"
     with chat(server, tmp_path, *GREEDY, "--system", "Be brief.") as terminal:
         terminal.type("Say hello")
@@ -87,7 +93,7 @@ def test_a_conversation_is_saved_edited_and_gone_on_with(server, tmp_path):
         assert json.loads(kept.read_text())["messages"] == saved["messages"]
 
 
-def test_ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, tmp_path):
+def ctrl_c_ends_the_answer_on_the_server_too_and_the_chat_goes_on(server, tmp_path):
     begins = answer_over_http(server, QUESTION).split("\n")[0][:20]
     wait_until(lambda: num_running(server) == 0, "nothing of other tests runs")
     before = metric(server.url, ABORTED)
@@ -136,7 +142,12 @@ def run_chat(*arguments: str, said: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=said, capture_output=True, text=True, check=False)
 
 
-def test_without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server, tmp_path):
+def test_without_a_terminal_an_answer_or_one_line_about_a_fault_is_all_that_is_printed(server, tmp_path):
+    without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server, tmp_path)
+    what_cannot_be_is_one_line(server, tmp_path)
+
+
+def without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_that_is_printed(server, tmp_path):
     schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
     (tmp_path / "city.json").write_text(json.dumps(schema | {"additionalProperties": False}))
     done = run_chat("--url", server.url, "--schema", str(tmp_path / "city.json"), said=QUESTION)
@@ -146,7 +157,7 @@ def test_without_a_terminal_standard_input_is_the_message_and_the_answer_is_all_
         assert run_chat("--url", server.url, *GREEDY, said=QUESTION + end).stdout == expected
 
 
-def test_what_cannot_be_is_one_line(server, tmp_path):
+def what_cannot_be_is_one_line(server, tmp_path):
     url = ("--url", server.url)
     told = {
         ("--url", "ftp://here"): "must be http://HOST:PORT",
@@ -199,7 +210,13 @@ def chat_with(answers: type[HostileServer], tmp_path: Path) -> Iterator[Terminal
         server.shutdown()
 
 
-def test_control_characters_of_an_answer_are_shown_as_text(tmp_path):
+def test_hostile_silent_and_slow_servers_do_no_harm_to_a_terminal_and_what_is_typed_is_kept(tmp_path):
+    control_characters_of_an_answer_are_shown_as_text(tmp_path)
+    a_message_whose_answer_is_ended_before_anything_came_is_in_the_prompt_again(tmp_path)
+    what_is_typed_while_an_answer_comes_is_in_the_next_prompt_and_not_in_the_answer(tmp_path)
+
+
+def control_characters_of_an_answer_are_shown_as_text(tmp_path):
     with chat_with(HostileServer, tmp_path) as terminal:
         terminal.type("Hello")
         terminal.wait_for(r"a\x1b[2J\x1b]0;owned\x07b\u202ec\rd")
@@ -217,7 +234,7 @@ class SilentServer(HostileServer):
         self.connection.recv(1)
 
 
-def test_a_message_whose_answer_is_ended_before_anything_came_is_in_the_prompt_again(tmp_path):
+def a_message_whose_answer_is_ended_before_anything_came_is_in_the_prompt_again(tmp_path):
     with chat_with(SilentServer, tmp_path) as terminal:
         terminal.type("Count")
         assert SilentServer.asked.get(timeout=PATIENCE_S) == "Count"
@@ -243,7 +260,7 @@ class HalfwayServer(HostileServer):
         self.wfile.write(b"data: [DONE]\n\n")
 
 
-def test_what_is_typed_while_an_answer_comes_is_in_the_next_prompt_and_not_in_the_answer(tmp_path):
+def what_is_typed_while_an_answer_comes_is_in_the_next_prompt_and_not_in_the_answer(tmp_path):
     with chat_with(HalfwayServer, tmp_path) as terminal:
         terminal.type("Count")
         terminal.wait_for("one two")
@@ -264,7 +281,12 @@ def servers_of_chats(folder: Path) -> set[int]:
     return found
 
 
-def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default_model_source, tmp_path):
+def test_a_model_that_is_named_is_served_for_this_chat_and_ends_with_it(server, default_model_source, tmp_path):
+    a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default_model_source, tmp_path)
+    a_chat_that_is_killed_takes_its_server_along_even_if_that_is_stopped(default_model_source, tmp_path)
+
+
+def a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default_model_source, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -281,7 +303,7 @@ def test_a_named_model_is_loaded_for_this_chat_and_gone_after_it(server, default
     assert not servers_of_chats(tmp_path)
 
 
-def test_a_chat_that_is_killed_takes_its_server_along_even_if_that_is_stopped(default_model_source, tmp_path):
+def a_chat_that_is_killed_takes_its_server_along_even_if_that_is_stopped(default_model_source, tmp_path):
     command, env = ["chat", str(default_model_source.path), "--download-dir", str(tmp_path)], {"CHAT_OF": str(tmp_path)}
     with TerminalSession(*command, env=env) as terminal:
         terminal.wait_for_prompt()

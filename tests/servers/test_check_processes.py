@@ -36,26 +36,12 @@ def judged(checker, spec, text):
     return verdict.complaint if verdict.is_verified else None
 
 
-@pytest.fixture(scope="module")
-def checker():
-    running = Checker()
-    yield running
-    running.close()
-
-
 @pytest.fixture
 def patient(monkeypatch):
     """Whatever can be told is told, however slow the machine is."""
     monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 120.0)
     monkeypatch.setattr(module, "START_TIMEOUT_S", 120.0)
     monkeypatch.setattr(module, "MAX_WAIT_S", 120.0)
-
-
-@pytest.mark.skipif(not seccomp.is_supported(), reason="there is no seccomp filter for this system")
-@pytest.mark.usefixtures("patient")
-def test_a_process_that_judges_is_sealed(checker):
-    assert judged(checker, GrammarSpec("regex", "a"), "a") is None
-    assert "Seccomp:\t2\n" in Path(f"/proc/{checker._worker.pid}/status").read_text()
 
 
 def doubling(depth):
@@ -111,10 +97,17 @@ def test_nothing_that_a_schema_names_is_fetched(tmp_path):
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_checker_that_was_killed_is_replaced():
+def test_a_checker_is_sealed_replaced_when_it_was_killed_and_leaves_no_process():
+    a_checker_that_was_killed_is_replaced()
+    close_leaves_no_process_and_later_checks_tell_nothing()
+
+
+def a_checker_that_was_killed_is_replaced():
     checker = Checker()
     try:
         assert judged(checker, schema({"type": "null"}), "1") is not None
+        if seccomp.is_supported():
+            assert "Seccomp:\t2\n" in Path(f"/proc/{checker._worker.pid}/status").read_text()
         for pid in (checker._worker.pid, checker.supervisor.pid):
             os.kill(pid, signal.SIGKILL)
             assert judged(checker, schema({"type": "null"}), "1") is not None  # judged by another one
@@ -123,8 +116,7 @@ def test_a_checker_that_was_killed_is_replaced():
         checker.close()
 
 
-@pytest.mark.usefixtures("patient")
-def test_close_leaves_no_process_and_later_checks_tell_nothing():
+def close_leaves_no_process_and_later_checks_tell_nothing():
     checker = Checker()
     assert judged(checker, schema(PERSON), "1") is not None
     pids = checker.supervisor.pid, checker._worker.pid

@@ -15,7 +15,16 @@ from patience import PATIENCE_S
 from tureen.sandbox import child_process
 
 
-def test_a_child_imports_nothing_from_the_current_folder(tmp_path):
+def test_a_child_and_the_command_import_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    checks = (a_child_imports_nothing_from_the_current_folder, the_command_imports_nothing_from_the_current_folder)
+    for number, check in enumerate(checks):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        check(folder)
+    a_child_searches_the_absolute_folders_of_pythonpath_alone(tmp_path, monkeypatch)
+
+
+def a_child_imports_nothing_from_the_current_folder(tmp_path):
     decoys = Decoys(tmp_path)
     program = tmp_path / "program.py"
     program.write_text("import json, msgspec, numpy, tureen.serving.child, sys; print(*sys.argv[1:])")
@@ -24,7 +33,7 @@ def test_a_child_imports_nothing_from_the_current_folder(tmp_path):
     assert (child.returncode, said, decoys.imported) == (0, b"a b\n", [])
 
 
-def test_a_child_searches_the_absolute_folders_of_pythonpath_alone(tmp_path, monkeypatch):
+def a_child_searches_the_absolute_folders_of_pythonpath_alone(tmp_path, monkeypatch):
     """Also a helper, whose environment is not this process's. An empty entry is the child's current folder."""
     decoys, packages = Decoys(tmp_path), tmp_path / "packages"
     packages.mkdir()
@@ -46,7 +55,7 @@ def test_ctrl_c_in_a_terminal_does_not_end_a_child_that_just_starts(tmp_path):
     assert (child.returncode, said) == (0, b"runs\n")
 
 
-def test_the_command_imports_nothing_from_the_current_folder(tmp_path):
+def the_command_imports_nothing_from_the_current_folder(tmp_path):
     decoys = Decoys(tmp_path, without=imported_by_python())
     for words in (["-m", "tureen", "--version"], ["-umtureen.launch_server", "--help"]):
         command = [sys.executable, *words]

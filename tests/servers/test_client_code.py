@@ -91,7 +91,14 @@ HOSTILE = {
 }
 
 
-def test_hostile_code_fails_alone_whatever_it_does_in_its_process(pool):
+def test_hostile_code_fails_alone_and_ends_with_its_call(pool, monkeypatch):
+    hostile_code_fails_alone_whatever_it_does_in_its_process(pool)
+    a_reply_made_up_beforehand_ends_the_worker(pool)
+    a_worker_cannot_compute_on_when_its_call_is_over(pool, monkeypatch)
+    code_that_hangs_is_ended_its_client_is_refused_and_others_are_served(pool, monkeypatch)
+
+
+def hostile_code_fails_alone_whatever_it_does_in_its_process(pool):
     good = load(pool, sent(ADD_ONE), "good")
     wrong = {}
     for name, (body, complaint) in HOSTILE.items():
@@ -102,7 +109,7 @@ def test_hostile_code_fails_alone_whatever_it_does_in_its_process(pool):
     pool.release(good)
 
 
-def test_a_reply_made_up_beforehand_ends_the_worker(pool):
+def a_reply_made_up_beforehand_ends_the_worker(pool):
     lease = load(pool, sent(FORGE), "forger")
     end = os.pidfd_open(lease.processor.worker.pid)
     results = step(pool, lease) + step(pool, lease)
@@ -110,7 +117,7 @@ def test_a_reply_made_up_beforehand_ends_the_worker(pool):
     assert ended(end)
 
 
-def test_code_that_hangs_is_ended_its_client_is_refused_and_others_are_served(pool, monkeypatch):
+def code_that_hangs_is_ended_its_client_is_refused_and_others_are_served(pool, monkeypatch):
     leases = [load(pool, sent(HANG), "bob"), load(pool, sent(ADD_ONE), "alice")]
     monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 1.0)
     hung, other = step(pool, *leases)
@@ -132,11 +139,16 @@ return logits + float((m @ m)[0, 0]) - 400 + float(np.random.default_rng(0).inte
 """
 
 
-def test_numpy_torch_and_printing_work_in_the_jail(pool):
+def test_code_works_in_the_jail_also_when_the_server_is_told_to_end(pool):
+    numpy_torch_and_printing_work_in_the_jail(pool)
+    what_stops_the_server_does_not_stop_the_workers_before_it(pool)
+
+
+def numpy_torch_and_printing_work_in_the_jail(pool):
     assert [is_one(result) for result in step(pool, load(pool, sent(NUMPY), "numpy"))] == [True]
 
 
-def test_what_stops_the_server_does_not_stop_the_workers_before_it(pool):
+def what_stops_the_server_does_not_stop_the_workers_before_it(pool):
     lease, pid = load(pool, sent(ADD_ONE), "quiet"), pool.supervisor.pid
     assert os.getpgid(pid) != os.getpgid(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -163,7 +175,7 @@ while True: pass
 """
 
 
-def test_a_worker_cannot_compute_on_when_its_call_is_over(pool, monkeypatch):
+def a_worker_cannot_compute_on_when_its_call_is_over(pool, monkeypatch):
     lease = load(pool, sent(COMPUTES_ON), "computes on")
     worker = lease.processor.worker
     monkeypatch.setattr(worker, "limits", worker.limits._replace(cpu_s=1))

@@ -16,7 +16,12 @@ from tureen.config import Config
 BIN = Path(sys.executable).parent
 
 
-def test_only_the_file_asked_for_is_imported():
+def test_commands_import_only_what_they_need():
+    only_the_file_asked_for_is_imported()
+    help_shows_every_setting_and_loads_no_torch()
+
+
+def only_the_file_asked_for_is_imported():
     code = (
         "import sys; from tureen.registry import declared, find_model; declared('tureen.models', 'ARCHITECTURES');"
         "assert 'torch' not in sys.modules; find_model('Qwen3ForCausalLM');"
@@ -27,7 +32,7 @@ def test_only_the_file_asked_for_is_imported():
     assert "llama" not in run.stdout
 
 
-def test_help_shows_every_setting_and_loads_no_torch():
+def help_shows_every_setting_and_loads_no_torch():
     code = (
         "import sys\nfrom tureen.cli import command_line as cli\n"
         "try: cli.main(['serve', '--help=all'])\nexcept SystemExit as e: assert e.code == 0\n"
@@ -41,7 +46,12 @@ def test_help_shows_every_setting_and_loads_no_torch():
         assert "--" + field.name.replace("_", "-") in shown
 
 
-def test_python_m_tureen_is_the_command_and_launch_server_takes_the_flags_of_serve():
+def test_python_m_tureen_and_launch_server_are_the_commands_and_a_closed_pipe_is_no_fault():
+    python_m_tureen_is_the_command_and_launch_server_takes_the_flags_of_serve()
+    the_program_itself_writes_nothing_of_a_closed_pipe()
+
+
+def python_m_tureen_is_the_command_and_launch_server_takes_the_flags_of_serve():
     done = subprocess.run([sys.executable, "-m", "tureen", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout[:7]) == (0, "tureen ")
     command = [sys.executable, "-m", "tureen.launch_server", "--prot", "1"]
@@ -50,7 +60,7 @@ def test_python_m_tureen_is_the_command_and_launch_server_takes_the_flags_of_ser
     assert "--port" in done.stderr
 
 
-def test_the_program_itself_writes_nothing_of_a_closed_pipe(tmp_path):
+def the_program_itself_writes_nothing_of_a_closed_pipe():
     """Flush at Python's own exit."""
     reader, writer = os.pipe()
     os.close(reader)

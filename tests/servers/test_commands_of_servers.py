@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
+import httpx
 import own_home
 import pytest
 from server_process import ServerProcess
@@ -31,7 +33,12 @@ def run_python(own, *arguments, status=0):
     return done.stdout, done.stderr
 
 
-def test_list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(places):
+def test_doctor_list_and_bench_say_what_is_here_and_how_to_get_what_is_not(places):
+    list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(places)
+    doctor_measures_a_model_and_names_no_path_or_value_and_bench_says_how_to_start_a_server(places)
+
+
+def list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(places):
     own, _ = places
     code = (
         "import sys\nfrom tureen.cli import command_line as cli\nassert cli.main(['list']) == 0\n"
@@ -44,13 +51,30 @@ def test_list_and_doctor_load_nothing_heavy_and_doctor_says_how_to_get_a_model(p
     assert "is not on this machine: nothing was measured; run tureen pull" in shown
 
 
-def test_a_server_is_seen_while_it_runs_and_stopped_by_name(places):
+def test_a_server_is_seen_under_one_name_while_it_runs_and_stopped_by_name(places):
+    a_server_is_seen_while_it_runs_and_stopped_by_name(places)
+    a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places)
+
+
+def a_server_is_seen_while_it_runs_and_stopped_by_name(places):
     own, path = places
     assert json.loads(run(own, "ps", "--json")) == []
     with ServerProcess("--model-path", str(path), env=own) as server:
         server.wait_ready()
         (seen,) = json.loads(run(own, "ps", "--json"))
-        assert (seen["pid"], seen["url"], seen["model"]) == (server.process.pid, server.url, str(path))
+        assert (seen["pid"], seen["url"], seen["path"]) == (server.process.pid, server.url, str(path))
+        (listed,) = json.loads(run(own, "list", "--json"))["models"]
+        answers = {path: httpx.get(server.url + path).json() for path in ("/v1/models", "/api/tags", "/api/ps")}
+        names = {
+            "ps": seen["model"],
+            "list": listed["name"],
+            "show": re.search("^name +(.*)$", run(own, "show", str(path)), re.MULTILINE)[1],
+            "banner": re.search("^  model +(.*?)  ", server.output, re.MULTILINE)[1],
+            "/v1/models": answers["/v1/models"]["data"][0]["id"],
+            "/api/tags": answers["/api/tags"]["models"][0]["name"],
+            "/api/ps": answers["/api/ps"]["models"][0]["name"],
+        }
+        assert names == dict.fromkeys(names, "tiny")
         assert "no server 99" in run(own, "stop", "99", status=1)
         said = run(own, "stop", server.url.rpartition(":")[2])
         assert "running ones may finish within 30 s" in said
@@ -60,7 +84,7 @@ def test_a_server_is_seen_while_it_runs_and_stopped_by_name(places):
     assert "no server runs here" in run(own, "stop", status=1)
 
 
-def test_a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places):
+def a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places):
     own, path = places
     with ServerProcess("--model-path", str(path), env=own) as server:
         server.wait_ready()
@@ -72,7 +96,7 @@ def test_a_server_that_was_killed_is_not_seen_and_its_note_is_gone(places):
         assert not note.exists()
 
 
-def test_doctor_measures_a_model_and_names_no_path_or_value_and_bench_says_how_to_start_a_server(places):
+def doctor_measures_a_model_and_names_no_path_or_value_and_bench_says_how_to_start_a_server(places):
     own, path = places
     report = run({**own, "HF_TOKEN": "hf_secret"}, "doctor", "--model", str(path))
     lines = {line[:13].strip(): line[13:] for line in report.splitlines() if line[:13].strip()}

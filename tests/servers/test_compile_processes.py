@@ -73,6 +73,10 @@ def make(monkeypatch, clock):
         return languages[-1]
 
     def make_compiler(vocabulary=VOCABULARY, **settings):
+        """Return a new compiler, the only one from now on."""
+        for before in made:
+            before.close()
+        wait_until(lambda: not fork_servers(), "the end of the one before")
         one = Compiler(lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
         wait_until(one._open_pool)
@@ -149,7 +153,28 @@ def is_running(pid):
         return False
 
 
-def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch, tmp_path):
+def what_ends_its_worker_fails_alone(make):
+    one = make()
+    failing = {what: one.submit(spec(what, "json_schema")) for what in ("memory", "recurse", "crash", "exit")}
+    settled(one, *failing.values())
+    assert {what: each.error.code for what, each in failing.items()} == dict.fromkeys(failing, "grammar_too_complex")
+    assert settled(one, one.submit(spec("after"))).state == "ready"
+    assert len(fork_servers()) == 1
+
+
+@pytest.mark.usefixtures("patient_ends")
+def test_whatever_ends_or_stops_a_process_nothing_waits_for_ever_and_what_was_asked_is_compiled(
+    make, monkeypatch, tmp_path
+):
+    what_ends_its_worker_fails_alone(make)
+    for number, check in enumerate((killed_fork_server, killed_worker)):
+        check(make, tmp_path / str(number))
+    a_stopped_fork_server_is_replaced_and_what_waits_is_compiled(make)
+    nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch, tmp_path)
+    a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch, tmp_path)
+
+
+def nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch, tmp_path):
     deaf = tmp_path / "deaf.py"
     deaf.write_text("import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)")  # until the engine closes it
     monkeypatch.setattr(compile_pool, "PROGRAM", str(deaf))
@@ -162,7 +187,12 @@ def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch
     assert one.stats.pending == 0
 
 
-def test_a_long_compile_loses_its_priority(make, monkeypatch, tmp_path):
+def test_compiles_have_a_lower_priority_and_no_ctrl_c(make, monkeypatch, tmp_path):
+    a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make)
+    a_long_compile_loses_its_priority(make, monkeypatch, tmp_path)
+
+
+def a_long_compile_loses_its_priority(make, monkeypatch, tmp_path):
     monkeypatch.setattr(compile_pool, "IDLE_AFTER_S", 0.2)
     one = make()
     one.submit(spec(f"spin {tmp_path}/a"))
@@ -170,7 +200,7 @@ def test_a_long_compile_loses_its_priority(make, monkeypatch, tmp_path):
     wait_for(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, pid) == 19)
 
 
-def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make):
+def a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make):
     one = make()
     settled(one, one.submit(spec("ok")))
     (pid,) = fork_servers()
@@ -181,28 +211,29 @@ def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make)
     assert fork_servers() == [pid]
 
 
-def test_what_a_killed_fork_server_was_compiling_is_compiled_by_the_next(make, tmp_path):
+def killed_fork_server(make, path):
+    """What it was compiling is compiled by the next one."""
     one = make()
-    got = one.submit(spec(f"until {tmp_path}/a"))
-    child = pid_in(tmp_path / "a", one)
+    got = one.submit(spec(f"until {path}"))
+    child = pid_in(path, one)
     os.kill(fork_servers()[0], signal.SIGKILL)
-    pid_in(tmp_path / "a", one, count=2)
-    (tmp_path / "a.go").touch()
+    pid_in(path, one, count=2)
+    (path.with_suffix(".go")).touch()
     assert settled(one, got).state == "ready"
     wait_for(lambda: not is_running(child))
 
 
-@pytest.mark.usefixtures("patient_ends")
-def test_what_is_killed_from_outside_while_it_compiles_is_compiled_again(make, tmp_path):
+def killed_worker(make, path):
+    """What it was compiling is compiled again."""
     one = make()
-    got = one.submit(spec(f"until {tmp_path}/a"))
-    os.kill(pid_in(tmp_path / "a", one), signal.SIGKILL)
-    pid_in(tmp_path / "a", one, count=2)
-    (tmp_path / "a.go").touch()
+    got = one.submit(spec(f"until {path}"))
+    os.kill(pid_in(path, one), signal.SIGKILL)
+    pid_in(path, one, count=2)
+    (path.with_suffix(".go")).touch()
     assert settled(one, got).state == "ready"
 
 
-def test_a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch, tmp_path):
+def a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch, tmp_path):
     (tmp_path / "broken").touch()
     (tmp_path / "program.py").write_text(
         f"import os, runpy, sys\nif os.path.exists({str(tmp_path / 'broken')!r}): sys.exit(1)\n"
@@ -216,7 +247,7 @@ def test_a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(
     assert settled(one, one.submit(spec("ok"))).state == "ready"
 
 
-def test_a_stopped_fork_server_is_replaced_and_what_waits_is_compiled(make):
+def a_stopped_fork_server_is_replaced_and_what_waits_is_compiled(make):
     one = make()
     settled(one, one.submit(spec("ok")))
     (pid,) = fork_servers()
@@ -226,7 +257,15 @@ def test_a_stopped_fork_server_is_replaced_and_what_waits_is_compiled(make):
     assert settled(one, one.submit(spec("ok 3"))).state == "ready"
 
 
-def test_close_leaves_no_process(make, tmp_path):
+def test_no_process_file_or_descriptor_is_left(make, tmp_path):
+    descriptors_are_given_back(make)
+    for number, check in enumerate((no_file_on_a_disk_is_written, close_leaves_no_process)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        check(make, folder)
+
+
+def close_leaves_no_process(make, tmp_path):
     one = make()
     one.submit(spec(f"sleep {tmp_path}/a"))
     one.submit(spec(f"spin {tmp_path}/b"))
@@ -237,7 +276,7 @@ def test_close_leaves_no_process(make, tmp_path):
     wait_for(lambda: not processes() and not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 
-def test_no_file_on_a_disk_is_written(make, tmp_path):
+def no_file_on_a_disk_is_written(make, tmp_path):
     one = make()
     one.submit(spec(f"sleep {tmp_path}/a"))
     for pid in (pid_in(tmp_path / "a", one), *fork_servers()):
@@ -250,7 +289,7 @@ def test_no_file_on_a_disk_is_written(make, tmp_path):
             assert is_read_only or in_memory or int(link.name) <= 2, target
 
 
-def test_descriptors_are_given_back(make):
+def descriptors_are_given_back(make):
     one = make()
     settled(one, one.submit(spec("ok")))
     before = len(os.listdir("/proc/self/fd"))
@@ -283,7 +322,12 @@ OBJECT = {
 }
 
 
-def test_a_real_worker_is_made_ready_refuses_what_nothing_matches_and_has_one_thread(real):
+def test_a_real_worker_compiles_and_hostile_constraints_change_nothing(real):
+    a_real_worker_is_made_ready_refuses_what_nothing_matches_and_has_one_thread(real)
+    hostile_constraints_change_nothing(real)
+
+
+def a_real_worker_is_made_ready_refuses_what_nothing_matches_and_has_one_thread(real):
     got = settled(real, real.submit(spec(json.dumps(OBJECT), "json_schema")))
     assert got.error is None
     assert first_bytes(got.compiled) == {ord("{")}
@@ -319,7 +363,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_constraints_change_nothing(real):
+def hostile_constraints_change_nothing(real):
     wrong = []
     for kind, text in HOSTILE:
         got = settled(real, real.submit(spec(text, kind)))
@@ -327,12 +371,3 @@ def test_hostile_constraints_change_nothing(real):
         if (got.error is not None and got.error.status != 400) or after.state != "ready":
             wrong.append((kind, text[:50], got.error, after.error))
     assert wrong == []
-
-
-def test_what_ends_its_worker_fails_alone(make):
-    one = make()
-    failing = {what: one.submit(spec(what, "json_schema")) for what in ("memory", "recurse", "crash", "exit")}
-    settled(one, *failing.values())
-    assert {what: each.error.code for what, each in failing.items()} == dict.fromkeys(failing, "grammar_too_complex")
-    assert settled(one, one.submit(spec("after"))).state == "ready"
-    assert len(fork_servers()) == 1

@@ -1,4 +1,7 @@
-"""Over real sockets: clients that leave, read slowly or pipeline; the server that drains."""
+"""Over real sockets: documented clients, clients that leave or read slowly, the server that drains.
+
+tests/api/test_http_*.py send the server's protocol everything else, in memory.
+"""
 
 from __future__ import annotations
 
@@ -87,21 +90,6 @@ def connect(server: LiveServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
 
 
-def read_responses(connection: socket.socket, count: int) -> list[tuple[int, dict, bytes]]:
-    """(status, headers, body) of `count` responses with a content length."""
-    with connection.makefile("rb") as stream:
-        return [read_response(stream) for _ in range(count)]
-
-
-def read_response(stream) -> tuple[int, dict, bytes]:
-    status = int(stream.readline().split()[1])
-    headers = {}
-    while (line := stream.readline()) not in (b"\r\n", b""):
-        name, _, value = line.decode().partition(":")
-        headers[name.lower()] = value.strip()
-    return status, headers, stream.read(int(headers["content-length"]))
-
-
 def run_client(server: LiveServer, code: str) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -139,9 +127,17 @@ def requests_and_httpx_read_the_same_stream(server):
     assert json.loads(lines[-2].removeprefix("data: "))["text"] == by_httpx[-1]["text"] == "héllo 🙂"
 
 
-def test_a_client_that_leaves_while_its_request_runs_frees_its_place(server):
+def test_a_client_that_leaves_takes_along_its_request_and_nothing_else(server, caplog):
     for stream, reset, text in itertools.product((True, False), (True, False), ("abc", ["abc", "abd"])):
         leave_while_it_runs(server, stream, reset, {"text": text})
+    for stream in (True, False):
+        leave_while_it_waits(server, stream)
+    caplog.set_level("INFO", logger="tureen.http")
+    for stream in (True, False):
+        caplog.clear()
+        leave_and_be_noted(server, caplog, stream)
+    a_stream_that_was_read_to_its_end_is_no_client_that_left(server, caplog)
+    leave_in_the_middle_of_a_body(server, caplog)
 
 
 def leave_while_it_runs(server, stream, reset, body):
@@ -157,11 +153,6 @@ def leave_while_it_runs(server, stream, reset, body):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
     check_idle(server)
     wait_until(lambda: server.metric("num_aborted_requests_total") == before + count, "they are counted")
-
-
-def test_a_client_that_leaves_while_its_request_waits_is_taken_from_the_queue(server):
-    for stream in (True, False):
-        leave_while_it_waits(server, stream)
 
 
 def leave_while_it_waits(server, stream):
@@ -182,14 +173,6 @@ def leave_while_it_waits(server, stream):
 def num_gone(server: LiveServer) -> float:
     """Answers whose client left."""
     return parse_metrics(httpx.get(f"{server.url}/metrics").text).get("http_responses_total[499]", 0)
-
-
-def test_a_client_that_left_is_in_the_log_and_the_metrics_as_that_with_the_tokens_that_were_made_for_it(server, caplog):
-    caplog.set_level("INFO", logger="tureen.http")
-    for stream in (True, False):
-        caplog.clear()
-        leave_and_be_noted(server, caplog, stream)
-    a_stream_that_was_read_to_its_end_is_no_client_that_left(server, caplog)
 
 
 def leave_and_be_noted(server, caplog, stream):
@@ -216,16 +199,23 @@ def a_stream_that_was_read_to_its_end_is_no_client_that_left(server, caplog):
     assert "client gone" not in caplog.text
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server, caplog):
+def leave_in_the_middle_of_a_body(server, caplog):
+    gone = num_gone(server)
     with connect(server) as connection:
         connection.sendall(head(length=1000) + b'{"text":')
         wait_until(lambda: any(one.scope for one in connections(server)), "the arrival of the head")
-    wait_until(lambda: server.metric("http_responses_total[499]") >= 1, "the note")
+    wait_until(lambda: num_gone(server) > gone, "the note")
     assert "failed" not in caplog.text
     assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).json()["text"] == "a"
 
 
-def test_a_reader_that_takes_nothing_holds_up_nobody(server):
+def test_neither_a_reader_that_takes_nothing_nor_many_idle_connections_hold_up_others(server, monkeypatch):
+    a_reader_takes_nothing(server)
+    monkeypatch.setattr("tureen.http.connection.HEAD_TIMEOUT_S", PATIENCE_S)
+    many_connections_are_idle(server)
+
+
+def a_reader_takes_nothing(server):
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.connect(("127.0.0.1", server.port))
@@ -237,140 +227,7 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(server):
     check_idle(server)
 
 
-def test_a_reader_that_stalls_too_long_is_taken_for_gone(monkeypatch):
-    monkeypatch.setattr("tureen.http.connection.WRITE_TIMEOUT_S", 0.3)
-    with LiveServer() as server, socket.socket() as lazy:
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lazy.connect(("127.0.0.1", server.port))
-        params = {"max_new_tokens": 1900, "n": 16}
-        lazy.sendall(message(text="abc", stream=True, return_logprob=True, top_logprobs_num=20, sampling_params=params))
-        wait_until(lambda: server.stats.total_output_tokens, "the start")
-        check_idle(server)
-        wait_until(lambda: server.metric("num_aborted_requests_total") > 0, "it is counted")
-
-
-ERRORS = (
-    (message(text=""), 400),
-    (head(length=3) + b"{{{", 400),
-    (message("/nope", text="a"), 404),
-    (message("/generate/", text="x" * 100_000), 307),
-    (head(method="DELETE"), 405),
-    (head(length=2).replace(b"application/json", b"text/plain") + b"{}", 415),
-)
-
-
-def test_a_connection_can_be_used_on_after_an_error_also_by_a_pipelining_client(server):
-    for bad, status in ERRORS:
-        is_used_on(server, bad, status)
-
-
-def is_used_on(server, bad, status):
-    good = message(text="say:good")
-    with connect(server) as connection:
-        connection.sendall(bad)
-        ((first, _, _),) = read_responses(connection, 1)
-        connection.sendall(good)
-        ((second, _, body),) = read_responses(connection, 1)
-        assert (first, second, json.loads(body)["text"]) == (status, 200, "good"), bad[:100]
-    with connect(server) as connection:
-        connection.sendall(bad + good + bad + good)
-        responses = read_responses(connection, 4)
-        assert [response[0] for response in responses] == [status, 200, status, 200], bad[:100]
-        assert json.loads(responses[3][2])["text"] == "good"
-
-
-def test_after_a_body_that_was_not_read_the_connection_is_closed():
-    with LiveServer(max_body_bytes=2000) as server:
-        for request in (
-            head(length=10**9) + b"x" * 5000,
-            head().replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"fa0\r\n" + b"x" * 4000 + b"\r\n",
-        ):
-            with connect(server) as connection:
-                connection.sendall(request)
-                ((status, headers, _),) = read_responses(connection, 1)
-                assert (status, headers["connection"]) == (413, "close")
-                with contextlib.suppress(ConnectionResetError):
-                    assert connection.recv(100) == b""
-        assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).status_code == 200
-
-
-NONSENSE = (
-    b"\x16\x03\x01\x02\x00\x01\x00",
-    b"GET / HTTP/9.9\r\n\r\n",
-    b"nonsense\r\n\r\n",
-    b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
-    b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n",
-    b"POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"GET /health HTTP/1.1\r\n\r\n",
-)
-
-
-def test_bytes_that_are_no_proper_request_get_400(server):
-    wrong = []
-    for nonsense in NONSENSE:
-        with connect(server) as connection:
-            connection.sendall(nonsense)
-            ((status, headers, body),) = read_responses(connection, 1)
-            told = status, headers["content-type"], json.loads(body)["error"]["type"]
-        wrong += [(nonsense, told)] * (told != (400, "application/json", "invalid_request_error"))
-    assert wrong == []
-    assert httpx.get(f"{server.url}/health").status_code == 200
-
-
-LARGE_HEADS = {
-    "many headers": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
-    "endless header": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 2_000_000,
-    "endless path": b"GET /" + b"x" * 2_000_000,
-    "long path": b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-}
-
-
-def test_a_head_over_the_limit_is_refused_without_waiting_for_its_end(server):
-    for name, head_bytes in LARGE_HEADS.items():
-        with connect(server) as connection:
-            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-                connection.sendall(head_bytes)
-            with contextlib.suppress(ConnectionResetError):  # what it sent after our answer may reset the connection
-                ((status, _, body),) = read_responses(connection, 1)
-                assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large"), name
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(100) == b"", name
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    a_head_of_many_small_pieces_just_under_the_limit_is_taken(server)
-
-
-def a_head_of_many_small_pieces_just_under_the_limit_is_taken(server):
-    with connect(server) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-        for _ in range(60):
-            connection.sendall(b"X: " + b"y" * 1000 + b"\r\n")
-        connection.sendall(b"\r\n")
-        assert read_responses(connection, 1)[0][0] == 200
-
-
-def test_a_head_or_body_that_stalls_is_closed_and_running_answers_are_not(monkeypatch):
-    with LiveServer(slow=True) as server, contextlib.ExitStack() as stack:
-        pipelined = stack.enter_context(connect(server))
-        pipelined.sendall(message(text="abc", sampling_params={"max_new_tokens": 60}))
-        wait_until(lambda: server.stats.total_output_tokens, "the start")  # its head has arrived in time
-        monkeypatch.setattr("tureen.http.connection.HEAD_TIMEOUT_S", 0.2)
-        monkeypatch.setattr("tureen.http.middleware.BODY_GRACE_S", 0.2)
-        pipelined.sendall(b"POST /gen")
-        for sent in (b"", b"POST /gen", head(length=100) + b'{"text":'):
-            stalled = stack.enter_context(connect(server))
-            stalled.sendall(sent)
-            ((status, headers, body),) = read_responses(stalled, 1)
-            assert (status, headers["connection"]) == (408, "close")
-            assert json.loads(body)["error"]["code"] == "request_timeout"
-            with contextlib.suppress(ConnectionResetError):  # what was sent after the answer
-                assert stalled.recv(100) == b""
-        ((status, _, body),) = read_responses(pipelined, 1)
-        assert (status, json.loads(body)["meta_info"]["completion_tokens"]) == (200, 60)
-
-
-def test_many_idle_connections_keep_nobody_out(server, monkeypatch):
-    monkeypatch.setattr("tureen.http.connection.HEAD_TIMEOUT_S", PATIENCE_S)
+def many_connections_are_idle(server):
     with contextlib.ExitStack() as stack:
         for index in range(200):
             idle = stack.enter_context(connect(server))
@@ -379,23 +236,13 @@ def test_many_idle_connections_keep_nobody_out(server, monkeypatch):
         assert len(connections(server)) >= 200
 
 
-PATHS = ("//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://[::1]:1/generate")
-TWO_KEYS = b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: Bearer k3y\r\n\r\n"
+def test_a_drain_refuses_new_requests_and_ends_with_the_last_one_or_in_time_or_with_a_second_signal():
+    while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs()
+    what_does_not_end_in_time_is_told_so()
+    an_idle_server_and_a_second_signal_end_without_waiting()
 
 
-def test_no_path_and_no_repeated_header_gets_around_the_key_over_a_socket():
-    content = b'{"text":"say:a"}'
-    requests = {path: (head(path, len(content)) + content, 401) for path in PATHS} | {"two keys": (TWO_KEYS, 400)}
-    told = {}
-    with LiveServer(api_key="k3y") as server:
-        for name, (request, _) in requests.items():
-            with connect(server) as connection:
-                connection.sendall(request)
-                told[name] = read_responses(connection, 1)[0][0]
-    assert told == {name: status for name, (_, status) in requests.items()}
-
-
-def test_while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs():
+def while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs():
     with LiveServer(slow=True) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 1500}}
         whole = pool.submit(httpx.post, f"{server.url}/generate", json=body)
@@ -412,7 +259,7 @@ def test_while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs():
         server.wait_ended()
 
 
-def test_what_does_not_end_in_time_is_told_so():
+def what_does_not_end_in_time_is_told_so():
     with LiveServer(slow=True, drain_timeout_s=0.2) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         body = {"text": "abc", "sampling_params": LONG}
         whole = pool.submit(httpx.post, f"{server.url}/generate", json=body)
@@ -426,7 +273,7 @@ def test_what_does_not_end_in_time_is_told_so():
         server.wait_ended()
 
 
-def test_an_idle_server_and_a_second_signal_end_without_waiting():
+def an_idle_server_and_a_second_signal_end_without_waiting():
     with LiveServer(slow=True) as server, connect(server) as connection:
         connection.sendall(message(text="abc", stream=True, sampling_params=LONG))
         wait_until(lambda: server.stats.num_running == 1, "the start")

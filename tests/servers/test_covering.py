@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 
 import httpx
-import pytest
 import uvloop
 from app_under_test import LiveServer
 from patience import PATIENCE_S
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-@pytest.fixture(params=LOOPS)
-def server(request, monkeypatch) -> Iterator[LiveServer]:
-    monkeypatch.setattr("tureen.http.server.KEEP_ALIVE_S", 10 * PATIENCE_S)  # no idle connection is closed
-    with LiveServer(loop=LOOPS[request.param]) as running:
-        yield running
 
 
 def do(server: LiveServer, work) -> None:
@@ -31,7 +22,15 @@ def answer_of(connection: socket.socket) -> bytes:
     return connection.recv(1 << 16)
 
 
-def test_a_connection_of_a_front_that_is_gone_is_answered_once_its_socket_is_covered_also_after_a_reload(server):
+def test_a_connection_of_a_front_that_is_gone_is_answered_once_its_socket_is_covered_also_after_a_reload(monkeypatch):
+    monkeypatch.setattr("tureen.http.server.KEEP_ALIVE_S", 10 * PATIENCE_S)  # no idle connection is closed
+    for loop in LOOPS.values():
+        with LiveServer(loop=loop) as server:
+            is_answered_once_its_socket_is_covered(server)
+            a_reload_keeps_what_is_covered(server)
+
+
+def is_answered_once_its_socket_is_covered(server):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE_S)
         with socket.create_connection(listener.getsockname(), PATIENCE_S) as waiting:
@@ -44,7 +43,6 @@ def test_a_connection_of_a_front_that_is_gone_is_answered_once_its_socket_is_cov
             accepted.close()
             assert later.recv(1) == b""
         assert httpx.get(f"{server.url}/health").status_code == 200
-    a_reload_keeps_what_is_covered(server)
 
 
 def a_reload_keeps_what_is_covered(server):

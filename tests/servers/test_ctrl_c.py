@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 
-import pytest
 from patience import PATIENCE_S
 from terminal_session import TerminalSession
 
@@ -39,7 +38,13 @@ def serve(tmp_path, *more: str) -> TerminalSession:
     return TerminalSession("serve", "--uds", str(tmp_path / "s"), "--device", "cpu", *more)
 
 
-def test_once_with_nothing_running_ends_at_once(tmp_path):
+def test_ctrl_c_in_a_terminal_says_what_it_waits_for_and_shows_no_traceback(tmp_path):
+    once_with_nothing_running_ends_at_once(tmp_path)
+    once_says_how_long_it_waits_and_twice_leaves(tmp_path)
+    while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path)
+
+
+def once_with_nothing_running_ends_at_once(tmp_path):
     with serve(tmp_path) as terminal:
         terminal.wait_for("ready at unix:")
         terminal.keys(CTRL_C)
@@ -49,7 +54,7 @@ def test_once_with_nothing_running_ends_at_once(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
+def once_says_how_long_it_waits_and_twice_leaves(tmp_path):
     with serve(tmp_path, "--drain-timeout-s", "600") as terminal:
         terminal.wait_for("ready at unix:")
         with begin_stream(str(tmp_path / "s")) as client:
@@ -65,7 +70,7 @@ def test_once_says_how_long_it_waits_and_twice_leaves(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path):
+def while_the_model_is_loaded_it_leaves_without_a_traceback(tmp_path):
     for phase, times in (("build tokenizer", 1), ("load weights", 3)):
         with serve(tmp_path) as terminal:
             terminal.wait_for(phase)
@@ -116,12 +121,14 @@ MODEL, SHELL, WEIGHTS = ".gguf", "front/app.", "runner/native."
 """Files that are opened when a model is found, while its weights are loaded, and by what loads them."""
 
 
-def end_in_step(tmp_path, file: str, sign: signal.Signals, *command: str, wait: str = PYTHON) -> int:
-    """Ends a command while a thread of it is in the step that opens a file. Returns the exit status."""
-    temporary = tmp_path / "temporary"
+def end_in_step(folder, file: str, sign: signal.Signals, *command: str, wait: str) -> int:
+    """End a command while a thread of it is in the step that opens a file. Return the exit status."""
+    temporary = folder / "temporary"
     temporary.mkdir()
-    (tmp_path / "sitecustomize.py").write_text(STUCK.format(file=file, wait=wait))
-    with TerminalSession(*command, env={"PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}) as terminal:
+    (folder / "sitecustomize.py").write_text(STUCK.format(file=file, wait=wait))
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = tuple(str(folder / word) if word == "s" else word for word in command)
+    with TerminalSession(*command, env={"PYTHONPATH": path, "TMPDIR": str(temporary)}) as terminal:
         terminal.wait_for("a step takes for ever")
         os.kill(terminal.process.pid, sign)
         status = terminal.wait_ended()
@@ -130,29 +137,26 @@ def end_in_step(tmp_path, file: str, sign: signal.Signals, *command: str, wait: 
     return status
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    ("file", "more"),
-    [
-        (MODEL, ()),
-        (WEIGHTS, ()),
-        (WEIGHTS, ("--engine", "process")),
-        (SHELL, ("--api-workers", "2")),
-    ],
+SERVE = ("serve", "--uds", "s", "--device", "cpu")
+BUSY_STARTS = (
+    (SERVE, MODEL, signal.SIGINT, PYTHON),
+    (SERVE, WEIGHTS, signal.SIGTERM, PYTHON),
+    ((*SERVE, "--engine", "process"), WEIGHTS, signal.SIGINT, PYTHON),
+    ((*SERVE, "--api-workers", "2"), SHELL, signal.SIGTERM, PYTHON),
+    ((*SERVE, "--api-workers", "2"), SHELL, signal.SIGINT, PYTHON),
+    (SERVE, MODEL, signal.SIGTERM, C),
+    (SERVE, WEIGHTS, signal.SIGINT, C),
+    ((*SERVE, "--api-workers", "2"), MODEL, signal.SIGTERM, C),
+    (("engine", "--listen", "127.0.0.1:0", "--device", "cpu"), WEIGHTS, signal.SIGINT, PYTHON),
+    (("engine", "--listen", "127.0.0.1:0", "--device", "cpu"), WEIGHTS, signal.SIGTERM, PYTHON),
 )
-def test_a_signal_ends_a_start_that_threads_are_busy_with(tmp_path, file, more, sign):
-    path = tmp_path / "s"
-    status = end_in_step(tmp_path, file, sign, "serve", "--uds", str(path), "--device", "cpu", *more)
-    assert status == -sign
+"""Commands, the file in whose step a thread of each is, the signal that ends it, and what the thread does there."""
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("file", "more"), [(MODEL, ()), (WEIGHTS, ()), (MODEL, ("--api-workers", "2"))])
-def test_a_signal_ends_a_start_in_which_a_step_holds_the_interpreter(tmp_path, file, more, sign):
-    command = ("serve", "--uds", str(tmp_path / "s"), "--device", "cpu", *more)
-    assert end_in_step(tmp_path, file, sign, *command, wait=C) == -sign
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_start_of_an_engine(tmp_path, sign):
-    assert end_in_step(tmp_path, WEIGHTS, sign, "engine", "--listen", "127.0.0.1:0", "--device", "cpu") == -sign
+def test_a_signal_ends_a_start_that_threads_are_busy_with_or_in_which_a_step_holds_the_interpreter(tmp_path):
+    statuses = []
+    for number, (command, file, sign, wait) in enumerate(BUSY_STARTS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        statuses.append(end_in_step(folder, file, sign, *command, wait=wait))
+    assert statuses == [-sign for _, _, sign, _ in BUSY_STARTS]

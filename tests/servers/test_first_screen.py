@@ -27,7 +27,12 @@ def answers(server, block: str) -> Iterator[Any]:
         yield answer.json()
 
 
-def test_the_first_screen_of_the_readme_and_a_block_of_a_page_are_answered(server):
+def test_the_first_screen_of_the_readme_and_the_first_question_are_answered_rightly(server):
+    the_first_screen_of_the_readme_and_a_block_of_a_page_are_answered(server)
+    the_first_question_is_answered_rightly_whatever_the_seed(server)
+
+
+def the_first_screen_of_the_readme_and_a_block_of_a_page_are_answered(server):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.index("make serve") < text.index(f"curl {ADDRESS}") < 1000
     chat, generated = answers(server, block_with("README.md", f"curl {ADDRESS}/v1/chat/completions"))
@@ -37,7 +42,7 @@ def test_the_first_screen_of_the_readme_and_a_block_of_a_page_are_answered(serve
     assert "Paris" in answer["output"][-1]["content"][0]["text"]
 
 
-def test_the_first_question_is_answered_rightly_whatever_the_seed(server):
+def the_first_question_is_answered_rightly_whatever_the_seed(server):
     """With the model's own sampling, as the playground and `tureen chat` ask it."""
     question = "What is the capital of Japan?"
     for page in ("README.md", "docs/terminal.md", "tureen/front/playground/index.html"):

@@ -6,10 +6,10 @@ import json
 import os
 import pickle
 import socket
-import struct
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import dill
 import numpy as np
@@ -150,6 +150,12 @@ def corpus(file: str, port: int) -> dict[str, bytes]:
 
 
 def test_a_hostile_payload_touches_nothing_and_the_next_one_works(pool, traps, monkeypatch):
+    each_payload_is_refused_and_the_next_one_works(pool, traps, monkeypatch)
+    nothing_is_unpickled_on_this_side(pool)
+    a_reply_that_is_garbage_fails_the_request_alone(pool)
+
+
+def each_payload_is_refused_and_the_next_one_works(pool, traps, monkeypatch):
     file, listener = traps
     logits = np.arange(VOCAB, dtype=np.float32)[None]
     wrong = {}
@@ -169,7 +175,7 @@ def test_a_hostile_payload_touches_nothing_and_the_next_one_works(pool, traps, m
     assert np.array_equal(run(pool, sent(ADD_ONE), logits), logits + 1)
 
 
-def test_nothing_is_unpickled_on_this_side(pool):
+def nothing_is_unpickled_on_this_side(pool):
     seen = []
     active = [True]
 
@@ -241,14 +247,26 @@ def test_an_unpickled_name_of_sglang_s_is_our_base_class(pool, tmp_path):
         assert np.isfinite(result).sum(axis=1).tolist() == [1, 1], version
 
 
-def test_a_reply_that_is_garbage_fails_the_request_alone(pool):
+def a_reply_that_is_garbage_fails_the_request_alone(pool):
     result = run(pool, sent(LIE), np.zeros((1, VOCAB), dtype=np.float32))
     assert isinstance(result, ProcessorError)
     good = run(pool, sent(ADD_ONE), np.zeros((1, VOCAB), dtype=np.float32))
     assert np.array_equal(good, np.ones((1, VOCAB)))
 
 
-def test_struct_sizes_on_the_wire_are_what_the_pool_reads():
-    from tureen.sampling import processor_messages as wire
+FUZZ = Path(__file__).parents[1] / "fuzz"
 
-    assert wire.REPLY.size == struct.calcsize("<IBB200s") == len(wire.reply(7, wire.DONE, "x" * 5000))
+
+def test_pickles_of_the_fuzzer_s_corpus_harm_nothing(monkeypatch):
+    """What it began with and what it found, whole and cut."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(FUZZ)])
+    import processor_target
+
+    files = sorted((FUZZ / "corpus" / "processor").iterdir())
+    assert len(files) >= 5
+    with processor_target.HELD:
+        for path in files:
+            data = path.read_bytes()
+            processor_target.pickle(data)
+            processor_target.pickle(data[: len(data) // 2])
+    processor_target.pool.cache_clear()

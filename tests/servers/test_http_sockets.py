@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -18,7 +16,6 @@ from patience import PATIENCE_S, wait_until
 
 import tureen
 from tureen.http import connection
-from tureen.http.listener import max_connections
 
 START = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -55,15 +52,6 @@ def test_the_client_of_the_jdk_which_asks_for_http_2_is_answered(server):
     assert told[3]["version"] == tureen.__version__
 
 
-def test_an_upgrade_is_not_heard_and_the_body_is(server):
-    for protocol in (b"h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAA", b"websocket\r\nSec-WebSocket-Version: 13"):
-        asked = b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-        last = START + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-        answer = exchanged(server, START + asked + BODY + last + BODY)
-        assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b'"text":"good"') == 2, protocol
-        assert b"101" not in answer.split(b"\r\n")[0], protocol
-
-
 ENDLESS = {
     "trailers": (CHUNKED + b"1\r\na\r\n0\r\n", b"X-Filler: " + b"y" * 1000 + b"\r\n"),
     "chunk extension": (CHUNKED + b"1;", b"x" * 1000),
@@ -91,14 +79,6 @@ def num_sent(server: LiveServer, first: bytes, part: bytes) -> int:
             while sent < 64 << 20:
                 sent += connected.send(part)
     return sent
-
-
-def test_a_key_in_a_trailer_opens_nothing_over_a_socket():
-    with LiveServer(admin_api_key="4dm1n", api_key="k3y") as server:
-        for path in (b"/generate", b"/flush_cache"):
-            request = CHUNKED.replace(b"/generate", path).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-            request += b"%x\r\n%b\r\n0\r\nAuthorization: Bearer 4dm1n\r\n\r\n" % (len(BODY), BODY)
-            assert exchanged(server, request).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_client_of_http_1_0_gets_no_chunks_and_a_stream_ends_with_the_connection(server):
@@ -142,9 +122,3 @@ def test_more_connections_than_may_be_open_are_told_so_and_closed_and_those_that
             assert b'"text":"good"' in read_whole(connected)
         wait_until(lambda: not server._server.server_state.connections, "the end of all connections")
         assert server.metric("http_responses_total[503]") == 3
-
-
-def test_three_in_four_of_the_files_that_may_be_open_may_be_connections(monkeypatch):
-    for num_files, expected in ((1024, 768), (20, 15), (1, 1), (resource.RLIM_INFINITY, sys.maxsize)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=num_files: (soft, resource.RLIM_INFINITY))
-        assert max_connections() == expected

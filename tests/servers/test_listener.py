@@ -21,14 +21,22 @@ def _taken(host: str, *ports: int) -> contextlib.ExitStack:
     return stack
 
 
-def test_who_connects_to_the_port_that_was_asked_for_is_heard():
+def test_the_port_and_address_that_were_asked_for_are_taken_or_others_are_named():
+    who_connects_to_the_port_that_was_asked_for_is_heard()
+    a_port_that_a_server_before_has_just_left_is_taken_again()
+    where_a_port_is_in_use_the_next_free_one_is_named_and_0_lets_the_system_choose()
+    a_hundred_ports_in_use_are_enough()
+    an_address_that_is_not_this_machine_s_is_named()
+
+
+def who_connects_to_the_port_that_was_asked_for_is_heard():
     with bind(Config(host="127.83.1.1", port=30_000)) as listener:
         listener.listen()
         with socket.create_connection(("127.83.1.1", 30_000)), listener.accept()[0] as heard:
             assert heard.getsockname() == ("127.83.1.1", 30_000)
 
 
-def test_a_port_that_a_server_before_has_just_left_is_taken_again():
+def a_port_that_a_server_before_has_just_left_is_taken_again():
     with bind(Config(host="127.83.1.2", port=30_000)) as listener:
         listener.listen()
         client = socket.create_connection(("127.83.1.2", 30_000))
@@ -47,7 +55,7 @@ PORTS = (
 """Ports in use, and the one that is named."""
 
 
-def test_where_a_port_is_in_use_the_next_free_one_is_named_and_0_lets_the_system_choose():
+def where_a_port_is_in_use_the_next_free_one_is_named_and_0_lets_the_system_choose():
     for taken, free in PORTS:
         with _taken("127.83.1.3", *taken):
             with pytest.raises(StartupError) as caught:
@@ -56,12 +64,12 @@ def test_where_a_port_is_in_use_the_next_free_one_is_named_and_0_lets_the_system
             bind(Config(host="127.83.1.3", port=free)).close()
 
 
-def test_a_hundred_ports_in_use_are_enough():
+def a_hundred_ports_in_use_are_enough():
     with _taken("127.83.1.4", *range(30_000, 30_100)), pytest.raises(StartupError, match=r"--port 0$"):
         bind(Config(host="127.83.1.4", port=30_000))
 
 
-def test_an_address_that_is_not_this_machine_s_is_named():
+def an_address_that_is_not_this_machine_s_is_named():
     with pytest.raises(StartupError, match=r"^cannot listen on --host 192\.0\.2\.1 --port 30000: Cannot assign"):
         bind(Config(host="192.0.2.1", port=30_000))  # RFC 5737: nobody's
 

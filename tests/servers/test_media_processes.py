@@ -9,8 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import decode_double as double
@@ -122,7 +120,14 @@ MODES = {
 }
 
 
-def test_every_format_and_mode_is_decoded_where_no_file_can_be_opened(studio):
+def test_pictures_are_decoded_in_processes_that_may_do_nothing_and_fail_alone(studio):
+    every_format_and_mode_is_decoded_where_no_file_can_be_opened(studio)
+    a_process_has_no_files_sockets_children_signals_or_environment(studio)
+    a_picture_that_ends_its_process_fails_alone(studio)
+    a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio)
+
+
+def every_format_and_mode_is_decoded_where_no_file_can_be_opened(studio):
     exif = Image.Exif()
     exif[0x0112] = 6
     wrong = []
@@ -134,14 +139,14 @@ def test_every_format_and_mode_is_decoded_where_no_file_can_be_opened(studio):
     assert wrong == []
 
 
-def test_a_process_has_no_files_sockets_children_signals_or_environment(studio):
+def a_process_has_no_files_sockets_children_signals_or_environment(studio):
     assert "could do [] with 0 variables" in failure(studio, encoded(double.ESCAPE)).message
 
 
 ENDING = (double.SPIN, double.SLEEP, double.CRASH, double.EXIT, double.TAKE_MEMORY)
 
 
-def test_a_picture_that_ends_its_process_fails_alone(studio):
+def a_picture_that_ends_its_process_fails_alone(studio):
     async def all_together():
         bad = [asyncio.ensure_future(studio.loader.load([encoded(width)], "image", "image_data")) for width in ENDING]
         good = [await studio.loader.load([encoded(40)], "image", "image_data") for _ in range(3)]
@@ -157,12 +162,18 @@ def test_a_picture_that_ends_its_process_fails_alone(studio):
     assert studio.load(encoded(40))
 
 
-def test_a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
+def a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
     failure(studio, encoded(double.LIE))
     assert studio.load(encoded(40))
 
 
-def test_nothing_is_left_of_large_pictures(make_studio):
+def test_a_fork_server_keeps_nothing_costs_no_request_when_it_is_lost_and_ends_when_it_is_closed(make_studio):
+    nothing_is_left_of_large_pictures(make_studio)
+    a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio)
+    closing_ends_all_processes_and_what_is_under_way(make_studio)
+
+
+def nothing_is_left_of_large_pictures(make_studio):
     studio = make_studio()
     assert studio.load(encoded(40))
     fork_server = studio.loader.supervisor.pid
@@ -177,7 +188,7 @@ def test_nothing_is_left_of_large_pictures(make_studio):
     wait_until(lambda: len(os.listdir(f"/proc/{fork_server}/fd")) <= files, "a file stays open")
 
 
-def test_a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio):
+def a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio):
     studio = make_studio()
     assert studio.load(encoded(40))
     for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
@@ -187,7 +198,7 @@ def test_a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio):
         wait_until(lambda pid=before: not is_alive(pid), "it is not replaced")
 
 
-def test_closing_ends_all_processes_and_what_is_under_way(make_studio):
+def closing_ends_all_processes_and_what_is_under_way(make_studio):
     studio = make_studio()
 
     async def close_amid():
@@ -202,11 +213,6 @@ def test_closing_ends_all_processes_and_what_is_under_way(make_studio):
     pids, error = studio.run(close_amid())
     assert isinstance(error, TureenError)
     wait_until(lambda: not any(map(is_alive, pids)), "a process outlives the loader")
-
-
-def test_the_front_needs_no_pillow():
-    code = "import sys, tureen.media.loader; sys.exit(any(name in sys.modules for name in ('PIL', 'torch', 'av')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_families_of_the_house_work_where_no_file_can_be_opened(tmp_path, make_studio, monkeypatch):

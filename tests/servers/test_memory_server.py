@@ -32,13 +32,6 @@ def server(default_model_source):
         yield running
 
 
-@pytest.fixture
-def resumed(server):
-    """Whatever becomes of the test, the next one finds the server with its memory."""
-    yield
-    assert post(server, "/resume_memory_occupation").status_code == 200
-
-
 def anonymous_mib(server: ServerProcess) -> float:
     """Memory of the server and its engine that is of no file, such as the KV cache and packed weights; the system may
     drop a file's pages whenever it likes."""
@@ -61,8 +54,12 @@ def post(server: ServerProcess, path: str, **body) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=body, timeout=120)
 
 
-@pytest.mark.usefixtures("resumed")
-def test_memory_of_a_flushed_cache_and_released_memory_is_the_systems_again(server):
+def test_memory_is_the_systems_again_and_exchanged_weights_leave_nothing_behind(server, default_model_source):
+    weights_that_are_exchanged_again_and_again_leave_nothing_behind(server, default_model_source)
+    memory_of_a_flushed_cache_and_released_memory_is_the_systems_again(server)
+
+
+def memory_of_a_flushed_cache_and_released_memory_is_the_systems_again(server):
     post(server, "/generate", **LONG)
     full = anonymous_mib(server)
     assert post(server, "/flush_cache").status_code == 200
@@ -84,7 +81,7 @@ def test_memory_of_a_flushed_cache_and_released_memory_is_the_systems_again(serv
     assert post(server, "/generate", **SHORT).json()["output_ids"] == expected
 
 
-def test_weights_that_are_exchanged_again_and_again_leave_nothing_behind(server, default_model_source):
+def weights_that_are_exchanged_again_and_again_leave_nothing_behind(server, default_model_source):
     expected = post(server, "/generate", **SHORT).json()["output_ids"]
     sizes = []
     for number in range(3):

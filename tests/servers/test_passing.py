@@ -61,7 +61,14 @@ async def until_left(receive):
         pass
 
 
-def test_a_client_that_leaves_is_no_error_of_the_server(tmp_path):
+def test_whichever_side_of_a_call_leaves_the_other_is_told(tmp_path):
+    a_client_that_leaves_is_no_error_of_the_server(tmp_path)
+    a_client_hears_in_the_form_of_errors_that_the_other_front_has_left(tmp_path)
+    an_answer_that_breaks_off_is_not_ended_as_if_it_were_whole(tmp_path)
+    an_answer_that_needs_no_body_arrives_whole_while_the_body_still_comes(tmp_path)
+
+
+def a_client_that_leaves_is_no_error_of_the_server(tmp_path):
     async def scenario(has_begun):
         gone, noticed = asyncio.Event(), asyncio.Event()
 
@@ -79,14 +86,14 @@ def test_a_client_that_leaves_is_no_error_of_the_server(tmp_path):
         asyncio.run(scenario(has_begun))
 
 
-def test_a_client_hears_in_the_form_of_errors_that_the_other_front_has_left(tmp_path):
+def a_client_hears_in_the_form_of_errors_that_the_other_front_has_left(tmp_path):
     sent = asyncio.run(passed(str(tmp_path / "owner"), None, silent()))
     assert sent[0]["status"] == 503
     body = b"".join(message.get("body", b"") for message in sent[1:])
     assert json.loads(body)["error"]["code"] == "front_gone"
 
 
-def test_an_answer_that_breaks_off_is_not_ended_as_if_it_were_whole(tmp_path):
+def an_answer_that_breaks_off_is_not_ended_as_if_it_were_whole(tmp_path):
     async def app(scope, receive, send):
         await send(HEAD)
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
@@ -96,7 +103,7 @@ def test_an_answer_that_breaks_off_is_not_ended_as_if_it_were_whole(tmp_path):
         asyncio.run(passed(str(tmp_path / "owner"), app, silent()))
 
 
-def test_an_answer_that_needs_no_body_arrives_whole_while_the_body_still_comes(tmp_path):
+def an_answer_that_needs_no_body_arrives_whole_while_the_body_still_comes(tmp_path):
     async def app(scope, receive, send):
         await send(HEAD | {"status": 413})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

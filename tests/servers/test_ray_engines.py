@@ -183,6 +183,6 @@ def goes_on_without_the_head(server: ServerProcess) -> None:
     os.kill(actors()[0], signal.SIGKILL)
     wait_until(lambda: sorted(states_of(server)) == ["down", "healthy"], "it gives up on one")
     assert "gcs_server" in httpx.get(f"{server.url}/status").text
-    assert "Start the head again, then this server" in server.output
+    wait_until(lambda: "Start the head again, then this server" in server.output, "what to do, in the log")
     body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
     assert httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S).status_code == 200

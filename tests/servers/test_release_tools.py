@@ -14,7 +14,12 @@ wheels = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(wheels)
 
 
-def test_wheels_are_for_interpreters_that_can_build():
+def test_wheels_are_for_interpreters_that_can_build_and_a_failure_shows_what_was_printed():
+    wheels_are_for_interpreters_that_can_build()
+    a_failure_shows_all_that_was_printed_and_its_status()
+
+
+def wheels_are_for_interpreters_that_can_build():
     found = wheels.find_pythons()
     assert all(tuple(map(int, version.split("."))) >= (3, 11) for version in found)
     for version, program in found.items():
@@ -22,7 +27,7 @@ def test_wheels_are_for_interpreters_that_can_build():
         assert ran.stdout.startswith(f"Python {version}.")
 
 
-def test_a_failure_shows_all_that_was_printed_and_its_status():
+def a_failure_shows_all_that_was_printed_and_its_status():
     code = "import sys; print('the reason'); sys.exit(3)"
     command = [sys.executable, str(ROOT / "tools" / "show_progress.py"), sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

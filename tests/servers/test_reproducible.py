@@ -87,7 +87,12 @@ def streamed(server: ServerProcess, kind: str) -> tuple:
     return result(json.loads(events[-2]))
 
 
-def test_with_a_warm_prefix_cache_streamed_and_as_part_of_a_batch_or_of_n(server, alone):
+def test_with_a_warm_prefix_cache_streamed_in_a_batch_as_one_of_n_and_among_others(server, alone):
+    with_a_warm_prefix_cache_streamed_and_as_part_of_a_batch_or_of_n(server, alone)
+    among_others(server, alone)
+
+
+def with_a_warm_prefix_cache_streamed_and_as_part_of_a_batch_or_of_n(server, alone):
     with concurrent.futures.ThreadPoolExecutor(len(KINDS)) as pool:
         for way in (warm, streamed):
             found = pool.map(functools.partial(way, server), KINDS)
@@ -102,7 +107,7 @@ def test_with_a_warm_prefix_cache_streamed_and_as_part_of_a_batch_or_of_n(server
     assert result(generate(server, samples)[1]) == alone["seeded"]
 
 
-def test_among_others(server, alone):
+def among_others(server, alone):
     with concurrent.futures.ThreadPoolExecutor(NUM_OTHERS + len(KINDS)) as pool:
         before = [pool.submit(generate, server, other(number)) for number in range(NUM_OTHERS // 2)]
         ours = {kind: pool.submit(generate, server, asked(kind)) for kind in KINDS}

@@ -21,7 +21,13 @@ def generate(server: ServerProcess, **body) -> dict:
     return response.json()
 
 
-def test_the_model_answers_a_question_and_says_why_it_stopped(server):
+def test_the_model_answers_a_question_again_from_the_cache_and_for_nobody_who_has_left(server):
+    the_model_answers_a_question_and_says_why_it_stopped(server)
+    a_repeated_prompt_comes_from_the_cache_and_changes_nothing(server)
+    a_client_that_leaves_frees_its_place(server)
+
+
+def the_model_answers_a_question_and_says_why_it_stopped(server):
     text, num_tokens = RECORDED[CAPITAL]
     answer = generate(server, text=CAPITAL, sampling_params={"temperature": 0, "max_new_tokens": 32})
     assert answer["text"] == text.removesuffix("<|im_end|>")
@@ -30,7 +36,7 @@ def test_the_model_answers_a_question_and_says_why_it_stopped(server):
     assert answer["output_ids"][-1] == 2
 
 
-def test_a_repeated_prompt_comes_from_the_cache_and_changes_nothing(server):
+def a_repeated_prompt_comes_from_the_cache_and_changes_nothing(server):
     prompt = "In the year 1492 a sailor from Genoa left the harbour with three ships. " * 8
     first = generate(server, text=prompt, sampling_params=GREEDY)
     second = generate(server, text=prompt, sampling_params=GREEDY)
@@ -40,7 +46,7 @@ def test_a_repeated_prompt_comes_from_the_cache_and_changes_nothing(server):
     assert salted["meta_info"]["cached_tokens"] == 0
 
 
-def test_a_client_that_leaves_frees_its_place(server):
+def a_client_that_leaves_frees_its_place(server):
     for streamed in (True, False):
         leave_while_it_runs(server, streamed)
 

@@ -90,7 +90,15 @@ def test_each_answers_as_it_does_alone_whatever_is_loaded_and_unloaded_meanwhile
     assert sum(loads(several.url).values()) > len(NAMES)
 
 
-def test_all_models_are_named_in_the_banner_and_where_a_name_is_none(several):
+def test_batches_and_kept_responses_go_to_the_models_they_name_and_a_new_one_joins(
+    server, several, default_model_source, tmp_path
+):
+    all_models_are_named_in_the_banner_and_where_a_name_is_none(several)
+    lines_of_a_batch_and_kept_responses_are_answered_by_the_models_that_they_name(server, several)
+    a_model_that_is_named_by_where_it_is_joins_the_running_server(several, default_model_source, tmp_path)
+
+
+def all_models_are_named_in_the_banner_and_where_a_name_is_none(several):
     wait_until(lambda: "  also " in several.output, "the line below the address")
     [line] = [line for line in several.lines if line.startswith("  also ")]
     assert "embedder, short" in line
@@ -100,7 +108,7 @@ def test_all_models_are_named_in_the_banner_and_where_a_name_is_none(several):
     assert all(name in answer.json()["error"]["message"] for name in ("nope", *NAMES))
 
 
-def test_lines_of_a_batch_and_kept_responses_are_answered_by_the_models_that_they_name(server, several):
+def lines_of_a_batch_and_kept_responses_are_answered_by_the_models_that_they_name(server, several):
     chat = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     lines = [
         {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": chat | {"model": name}}
@@ -133,7 +141,7 @@ def test_lines_of_a_batch_and_kept_responses_are_answered_by_the_models_that_the
         assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
 
 
-def test_a_model_that_is_named_by_where_it_is_joins_the_running_server(several, default_model_source, tmp_path):
+def a_model_that_is_named_by_where_it_is_joins_the_running_server(several, default_model_source, tmp_path):
     copy = tmp_path / "newcomer.gguf"
     copy.symlink_to(default_model_source.path)
     assert httpx.post(f"{several.url}/models/load", json={"model": str(copy)}).status_code in (401, 403)

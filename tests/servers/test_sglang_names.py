@@ -48,7 +48,12 @@ def _run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_documented_command_is_tureen_serve(installed):
+def test_the_documented_command_and_the_documented_name_of_processors_are_tureen_s(installed):
+    the_documented_command_is_tureen_serve(installed)
+    a_processor_that_is_derived_by_the_documented_name_has_the_form_that_the_server_takes(installed)
+
+
+def the_documented_command_is_tureen_serve(installed):
     shown = _run(installed, "-m", "sglang.launch_server", "--help")
     assert (shown.returncode, "--model-path" in shown.stdout) == (0, True)
     wrong = _run(installed, "-m", "sglang.launch_server", "--no-such-flag")
@@ -56,7 +61,7 @@ def test_the_documented_command_is_tureen_serve(installed):
     assert "--no-such-flag" in wrong.stderr
 
 
-def test_a_processor_that_is_derived_by_the_documented_name_has_the_form_that_the_server_takes(installed):
+def a_processor_that_is_derived_by_the_documented_name_has_the_form_that_the_server_takes(installed):
     code = (
         "from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor\n"
         "class Mine(CustomLogitProcessor):\n"

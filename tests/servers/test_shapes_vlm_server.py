@@ -24,7 +24,12 @@ FORBIDDEN = {
 }
 
 
-def test_the_picture_of_the_page_is_seen_from_a_file_and_in_the_request(seeing_server):
+def test_the_picture_of_the_page_is_seen_and_no_other_file_or_address_is_read(seeing_server):
+    the_picture_of_the_page_is_seen_from_a_file_and_in_the_request(seeing_server)
+    no_other_file_and_no_address_of_this_machine_is_read(seeing_server)
+
+
+def the_picture_of_the_page_is_seen_from_a_file_and_in_the_request(seeing_server):
     page = (Path(__file__).parents[2] / "docs" / "media.md").read_text(encoding="utf-8")
     first, second = (
         block.replace("http://127.0.0.1:30000", seeing_server.url).replace("curl ", "curl -sS ")
@@ -38,7 +43,7 @@ def test_the_picture_of_the_page_is_seen_from_a_file_and_in_the_request(seeing_s
         assert "circle" in json.loads(done.stdout)["text"]
 
 
-def test_no_other_file_and_no_address_of_this_machine_is_read(seeing_server):
+def no_other_file_and_no_address_of_this_machine_is_read(seeing_server):
     assert httpx.get(f"{seeing_server.url}/model_info").json()["has_image_understanding"] is True
     body = {"text": PROMPT, "sampling_params": {"max_new_tokens": 4}}
     route = f"{seeing_server.url}/generate"

@@ -109,26 +109,33 @@ def at_ready(tmp_path_factory):
     return json.loads(ran.stdout)
 
 
-def test_nothing_is_imported_that_only_some_requests_need_and_not_more_and_more(at_ready):
+def test_a_server_that_is_ready_has_imported_no_more_than_it_needs_and_all_types_that_threads_share(at_ready):
+    nothing_is_imported_that_only_some_requests_need_and_not_more_and_more(at_ready)
+    at_ready_no_helper_process_runs_and_garbage_is_collected_again(at_ready)
+    no_type_is_used_for_the_first_time_by_two_requests_at_once(at_ready)
+    a_module_with_structs_that_is_imported_later_is_known(at_ready)
+
+
+def nothing_is_imported_that_only_some_requests_need_and_not_more_and_more(at_ready):
     of_unneeded = tuple(f"{name}." for name in UNNEEDED)
     assert [one for one in at_ready["modules"] if f"{one}.".startswith(of_unneeded)] == []
     assert len([one for one in at_ready["modules"] if not one.startswith(OF_FAMILIES)]) <= MOST_MODULES
 
 
-def test_at_ready_no_helper_process_runs_and_garbage_is_collected_again(at_ready):
+def at_ready_no_helper_process_runs_and_garbage_is_collected_again(at_ready):
     assert at_ready["children"] == []
     assert at_ready["collects"]
     assert at_ready["frozen"] > 0
 
 
-def test_no_type_is_used_for_the_first_time_by_two_requests_at_once(at_ready):
+def no_type_is_used_for_the_first_time_by_two_requests_at_once(at_ready):
     """msgspec would crash the process."""
     structs = at_ready["structs"]
     assert {"tureen.dialects.openai.chat_body.ChatBody", "tureen.constraining.messages.CompileReply"} <= structs.keys()
     assert [name for name, has_info in structs.items() if not has_info] == []
 
 
-def test_a_module_with_structs_that_is_imported_later_is_known(at_ready):
+def a_module_with_structs_that_is_imported_later_is_known(at_ready):
     """A thread may decode such a Struct first while another does, too: import the module before the port opens."""
     late = modules_with_structs() - {name.removeprefix("tureen.") for name in at_ready["modules"]}
     late = {name for name in late if name.partition(".")[0] not in OTHER_PROGRAMS}

@@ -112,7 +112,12 @@ HOSTILE = {
 }
 
 
-def test_hostile_constraints_are_refused_while_a_stream_goes_on_as_if_alone(server):
+def test_hostile_and_abandoned_constraints_hold_nothing_up(server):
+    hostile_constraints_are_refused_while_a_stream_goes_on_as_if_alone(server)
+    an_abort_ends_a_request_whose_constraint_is_being_compiled(server)
+
+
+def hostile_constraints_are_refused_while_a_stream_goes_on_as_if_alone(server):
     body = plain()
     expected = result(generate(server, body))
     with concurrent.futures.ThreadPoolExecutor(len(HOSTILE) + 1) as pool:
@@ -128,7 +133,7 @@ def test_hostile_constraints_are_refused_while_a_stream_goes_on_as_if_alone(serv
             assert len(error["message"]) < 1000, name
 
 
-def test_an_abort_ends_a_request_whose_constraint_is_being_compiled(server):
+def an_abort_ends_a_request_whose_constraint_is_being_compiled(server):
     members = {f"member_{number}": {"type": "integer"} for number in range(5000)}
     params = {"json_schema": {"type": "object", "properties": members}, "max_new_tokens": 2000}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -98,7 +98,14 @@ def wait_replaced(supervisor, before):
         )
 
 
-def test_a_worker_is_a_process_of_its_own_that_answers_message_after_message_and_large_ones(running):
+def test_a_worker_answers_within_its_limits_and_how_it_ended_is_known(running, patient, monkeypatch):
+    a_worker_is_a_process_of_its_own_that_answers_message_after_message_and_large_ones(running)
+    memory_past_the_limit_is_refused_and_below_it_given_and_a_reply_that_is_too_large_is_not_read(running)
+    one_that_does_not_answer_in_time_is_late_and_what_the_server_ends_is_not_ended_from_outside(running)
+    a_worker_that_is_ended_from_outside_is_told_from_one_that_ends_by_itself(running, monkeypatch)
+
+
+def a_worker_is_a_process_of_its_own_that_answers_message_after_message_and_large_ones(running):
     with a_worker(running) as worker:
         assert [ask(worker, f"echo {number}") for number in range(20)] == [str(number) for number in range(20)]
         assert ask(worker, "echo " + "x" * (3 << 20)) == "x" * (3 << 20)
@@ -109,14 +116,21 @@ def test_a_worker_is_a_process_of_its_own_that_answers_message_after_message_and
         assert os.getpid() not in (one.pid, other.pid, running.pid)
 
 
-def test_descriptors_reach_the_worker_they_were_sent_to(make, tmp_path):
+def test_a_worker_has_what_it_was_sent_its_own_environment_and_a_small_stack(make, tmp_path, monkeypatch, caplog):
+    descriptors_reach_the_worker_they_were_sent_to(make, tmp_path)
+    the_environment_of_a_fork_server_is_its_own(make, monkeypatch)
+    a_worker_has_less_stack_than_the_threads_that_load_what_it_made(make)
+    where_there_is_no_filter_the_log_says_at_the_start_which_workers_have_none(make, monkeypatch, caplog)
+
+
+def descriptors_reach_the_worker_they_were_sent_to(make, tmp_path):
     file = tmp_path / "file"
     file.write_text("from outside")
     with file.open("rb") as opened, a_worker(make(), [opened.fileno()]) as worker:
         assert ask(worker, "descriptor") == "from outside"
 
 
-def test_memory_past_the_limit_is_refused_and_below_it_given_and_a_reply_that_is_too_large_is_not_read(running):
+def memory_past_the_limit_is_refused_and_below_it_given_and_a_reply_that_is_too_large_is_not_read(running):
     with a_worker(running) as worker:
         assert ask(worker, f"memory {16 << 20}") == str(16 << 20)
         assert ask(worker, f"memory {80 << 20}") == "MemoryError"
@@ -126,7 +140,7 @@ def test_memory_past_the_limit_is_refused_and_below_it_given_and_a_reply_that_is
             worker.receive(time.monotonic() + PATIENCE_S, 999)
 
 
-def test_one_that_does_not_answer_in_time_is_late_and_what_the_server_ends_is_not_ended_from_outside(running, patient):
+def one_that_does_not_answer_in_time_is_late_and_what_the_server_ends_is_not_ended_from_outside(running):
     with a_worker(running) as worker:
         with pytest.raises(Lost) as caught:
             worker.call(b"sleep", timeout_s=0.05)
@@ -153,7 +167,7 @@ def lost(worker, text, do=lambda: None):
     return caught.value
 
 
-def test_a_worker_that_is_ended_from_outside_is_told_from_one_that_ends_by_itself(running, monkeypatch):
+def a_worker_that_is_ended_from_outside_is_told_from_one_that_ends_by_itself(running, monkeypatch):
     outside = {"is killed": signal.SIGKILL, "is stopped": signal.SIGSTOP}
     told = {}
     with a_worker(running):  # another one, which nothing happens to
@@ -174,7 +188,13 @@ def test_a_worker_that_is_ended_from_outside_is_told_from_one_that_ends_by_itsel
 
 
 @sealed_only
-def test_a_worker_that_cannot_be_looked_at_for_want_of_descriptors_counts_as_running(running, monkeypatch):
+def test_a_sealed_worker_is_watched_cleared_away_and_granted_time_for_each_message(running, patient, monkeypatch):
+    a_worker_that_cannot_be_looked_at_for_want_of_descriptors_counts_as_running(running, monkeypatch)
+    workers_leave_no_process_behind_that_nobody_has_asked_about(running)
+    each_message_grants_new_processor_time(running, monkeypatch)
+
+
+def a_worker_that_cannot_be_looked_at_for_want_of_descriptors_counts_as_running(running, monkeypatch):
     with a_worker(running) as worker, monkeypatch.context() as patch:
         patch.setattr("builtins.open", no_descriptor)
         assert not is_stopped(worker.pid)
@@ -185,8 +205,7 @@ def no_descriptor(*_, **more):
     raise OSError(errno.EMFILE, "Too many open files")
 
 
-@sealed_only
-def test_workers_leave_no_process_behind_that_nobody_has_asked_about(running, patient):
+def workers_leave_no_process_behind_that_nobody_has_asked_about(running):
     with a_worker(running) as worker:
         lost(worker, "exit")
         assert worker.pid not in children_of(running.pid)
@@ -203,8 +222,7 @@ def test_a_sealed_worker_has_no_rights(make):
         assert ask(worker, "environment") == "{}"
 
 
-@sealed_only
-def test_each_message_grants_new_processor_time(running, monkeypatch):
+def each_message_grants_new_processor_time(running, monkeypatch):
     """So one that is used for long gets the time that it needs."""
     with a_worker(running) as worker:
         for used_s in (7.0, 100.0):
@@ -222,7 +240,12 @@ def only_high_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_server_with_thousands_of_connections_still_starts_and_watches_workers(make, patient, only_high_descriptors):
+def test_workers_take_no_descriptors_and_work_where_thousands_are_open(make, patient, only_high_descriptors):
+    many_workers_leave_no_descriptor_behind(make)
+    a_server_with_thousands_of_connections_still_starts_and_watches_workers(make, only_high_descriptors)
+
+
+def a_server_with_thousands_of_connections_still_starts_and_watches_workers(make, only_high_descriptors):
     one = make()
     for end in ("_wake_read", "_wake"):
         low = getattr(one, end)
@@ -245,7 +268,7 @@ def test_a_server_with_thousands_of_connections_still_starts_and_watches_workers
     assert one.num_replaced == 0
 
 
-def test_where_there_is_no_filter_the_log_says_at_the_start_which_workers_have_none(make, monkeypatch, caplog):
+def where_there_is_no_filter_the_log_says_at_the_start_which_workers_have_none(make, monkeypatch, caplog):
     monkeypatch.setattr("platform.machine", lambda: "s390x")
     make("open")
     assert caplog.messages == []
@@ -259,7 +282,13 @@ def is_lost(worker):
     return True
 
 
-def test_a_fork_server_that_dies_or_stops_is_replaced_and_later_workers_work(make):
+def test_a_fork_server_that_dies_stops_or_cannot_start_is_replaced_and_nothing_waits_for_it(make, tmp_path):
+    a_fork_server_that_dies_or_stops_is_replaced_and_later_workers_work(make)
+    while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path)
+    one_that_cannot_start_is_tried_again_and_close_does_not_wait_for_it(make)
+
+
+def a_fork_server_that_dies_or_stops_is_replaced_and_later_workers_work(make):
     supervisor = make()
     for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV):
         with a_worker(supervisor) as worker:
@@ -279,7 +308,7 @@ def test_a_fork_server_that_dies_or_stops_is_replaced_and_later_workers_work(mak
         assert supervisor.pid != pid
 
 
-def test_while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path):
+def while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path):
     gate = tmp_path / "gate"
     waits = tmp_path / "double.py"  # ready at once, and after that not before the gate opens
     waits.write_text(
@@ -303,7 +332,7 @@ def test_while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path):
     assert not supervisor.is_down
 
 
-def test_one_that_cannot_start_is_tried_again_and_close_does_not_wait_for_it(make):
+def one_that_cannot_start_is_tried_again_and_close_does_not_wait_for_it(make):
     supervisor = make(program="tureen.no_such_program")
     supervisor.start()
     with supervisor._changed:
@@ -313,7 +342,12 @@ def test_one_that_cannot_start_is_tried_again_and_close_does_not_wait_for_it(mak
         supervisor.fork()
 
 
-def test_close_leaves_no_process(make):
+def test_no_process_is_left_after_close_or_when_the_engine_is_killed(make):
+    close_leaves_no_process(make)
+    nothing_outlives_an_engine_that_is_killed_while_its_fork_server_is_stopped()
+
+
+def close_leaves_no_process(make):
     supervisor = make()
     with a_worker(supervisor) as one, a_worker(supervisor) as other:
         watched = [Watched(pid) for pid in (supervisor.pid, one.pid, other.pid)]
@@ -339,8 +373,8 @@ sys.stdin.read()
 """
 
 
-def test_nothing_outlives_an_engine_that_is_killed_while_its_fork_server_is_stopped():
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+def nothing_outlives_an_engine_that_is_killed_while_its_fork_server_is_stopped():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     with subprocess.Popen(
         [sys.executable, "-c", ENGINE, DOUBLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as engine:
@@ -351,7 +385,7 @@ def test_nothing_outlives_an_engine_that_is_killed_while_its_fork_server_is_stop
         assert all(each.has_ended() for each in watched)
 
 
-def test_many_workers_leave_no_descriptor_behind(make):
+def many_workers_leave_no_descriptor_behind(make):
     supervisor = make()
     with a_worker(supervisor) as worker:
         ask(worker, "echo x")
@@ -372,7 +406,12 @@ def test_many_workers_leave_no_descriptor_behind(make):
     assert supervisor.workers == []
 
 
-def test_a_worker_s_memory_is_counted_and_past_the_budget_it_is_ended(make):
+def test_workers_keep_within_a_budget_of_memory(make):
+    a_worker_s_memory_is_counted_and_past_the_budget_it_is_ended(make)
+    a_burst_of_real_workers_waits_for_each_other_and_all_work(make)
+
+
+def a_worker_s_memory_is_counted_and_past_the_budget_it_is_ended(make):
     supervisor = make()
     with a_worker(supervisor) as worker:
         assert worker.memory_bytes < 64 << 20
@@ -384,7 +423,7 @@ def test_a_worker_s_memory_is_counted_and_past_the_budget_it_is_ended(make):
             ask(worker, "echo on")
 
 
-def test_a_burst_of_real_workers_waits_for_each_other_and_all_work(make):
+def a_burst_of_real_workers_waits_for_each_other_and_all_work(make):
     supervisor = make()
     supervisor.share(MemoryBudget(40 << 20))  # two have room at once, by what is reserved for them
     assert supervisor.wait_ready(PATIENCE_S)
@@ -397,15 +436,17 @@ def test_a_burst_of_real_workers_waits_for_each_other_and_all_work(make):
         assert list(threads.map(work, range(12))) == [str(number) for number in range(12)]
 
 
-def test_the_environment_of_a_fork_server_is_its_own(make, monkeypatch):
+THREADS = ("OPENBLAS", "OMP", "MKL", "RAYON")
+ENVIRONMENT = {"PATH", "PYTHONPATH", "LC_CTYPE", *(f"{library}_NUM_THREADS" for library in THREADS)}
+
+
+def the_environment_of_a_fork_server_is_its_own(make, monkeypatch):
     monkeypatch.setenv("TUREEN_API_KEY", "secret")
     with a_worker(make()) as worker:
-        assert set(json.loads(ask(worker, "environment"))) <= {
-            "PATH", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "LC_CTYPE",
-        }  # fmt: skip
+        assert set(json.loads(ask(worker, "environment"))) <= ENVIRONMENT
 
 
-def test_a_worker_has_less_stack_than_the_threads_that_load_what_it_made(make):
+def a_worker_has_less_stack_than_the_threads_that_load_what_it_made(make):
     before = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (before[1], before[1]))  # as `ulimit -s unlimited` does
     try:

@@ -15,14 +15,12 @@ from datetime import datetime
 
 import pytest
 from byte_tokenizer import make_byte_tokenizer
-from patience import PATIENCE_S
 
 from tureen.errors import InvalidRequest, Unavailable
 from tureen.requests import template_pool, template_worker
 from tureen.requests.helpers import Helpers
 from tureen.requests.template_pool import TemplatePool
 from tureen.sandbox.budget import MemoryBudget
-from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker, readable
 from tureen.text.chat_template import ChatTemplate
 from tureen.text.control_tokens import ControlTokens
@@ -66,7 +64,13 @@ def _job(source, **values):
     return write_job(marshal.dumps(Sandbox().code_of(source, lambda tree: tree)), Variables(values))
 
 
-def test_what_a_template_renders_is_the_same_in_the_pool(pool):
+def test_a_template_is_rendered_in_a_sealed_worker_with_limits_of_time_and_memory(pool, monkeypatch):
+    what_a_template_renders_is_the_same_in_the_pool(pool)
+    no_worker_can_open_files_or_use_more_memory_than_it_may(pool)
+    the_limit_is_of_cpu_time(pool, monkeypatch)
+
+
+def what_a_template_renders_is_the_same_in_the_pool(pool):
     values = {"messages": [{"content": "ä\ud800 \U0001f600", "n": 1 << 99, "x": 1.5}], "tools": None}
     for source in (
         "{{ messages[0].content }}{{ messages | tojson }}{{ tools }}",
@@ -104,7 +108,7 @@ def test_a_single_operation_that_takes_for_ever_is_ended_and_the_next_chat_is_an
         assert template.render([{"role": "user", "content": "x"}]) == "ok", name
 
 
-def test_the_limit_is_of_cpu_time(pool, monkeypatch):
+def the_limit_is_of_cpu_time(pool, monkeypatch):
     def grant_one_second(worker):
         resource.prlimit(worker.pid, resource.RLIMIT_CPU, (1, resource.RLIM_INFINITY))
 
@@ -115,7 +119,7 @@ def test_the_limit_is_of_cpu_time(pool, monkeypatch):
     )
 
 
-def test_a_worker_that_is_ended_from_outside_is_replaced_without_a_word(pool):
+def a_worker_that_is_ended_from_outside_is_replaced_without_a_word(pool, _):
     pool.do(_job("a"))
     os.kill(pool._idle[-1].pid, signal.SIGKILL)
     assert pool.do(_job("{{ 'b' }}")) == TEXT + b"b"
@@ -123,7 +127,7 @@ def test_a_worker_that_is_ended_from_outside_is_replaced_without_a_word(pool):
     assert asyncio.run(pool.do_soon(_job("{{ 'c' }}"))) == TEXT + b"c"
 
 
-def test_a_worker_that_the_memory_budget_ends_is_replaced_and_the_chat_is_rendered(pool, monkeypatch):
+def a_worker_that_the_memory_budget_ends_is_replaced_and_the_chat_is_rendered(pool, monkeypatch):
     killed = []
 
     def killed_once(send):
@@ -152,7 +156,7 @@ def test_a_worker_that_the_memory_budget_ends_is_replaced_and_the_chat_is_render
     assert pool._num_used == 0
 
 
-def test_an_error_gives_the_place_of_a_chat_free(pool, monkeypatch):
+def an_error_gives_the_place_of_a_chat_free(pool, monkeypatch):
     def fails(*_):
         raise OSError("too many open files")
 
@@ -170,32 +174,12 @@ def test_an_error_gives_the_place_of_a_chat_free(pool, monkeypatch):
     assert pool.supervisor.workers == pool._idle
 
 
-def test_while_no_worker_can_be_started_only_the_first_chat_waits(monkeypatch):
-    waited_s = []
-
-    def wait_ready(_, timeout_s):
-        waited_s.append(timeout_s)
-        return len(waited_s) > 3
-
-    def no_fork(_):
-        raise Lost("", is_blameless=True)
-
-    never = TemplatePool()
-    monkeypatch.setattr(Supervisor, "wait_ready", wait_ready)
-    monkeypatch.setattr(Supervisor, "fork", no_fork)
-    for _ in range(2):
-        with pytest.raises(Unavailable, match="the process that starts the workers that render chat templates is not"):
-            never.do(_job("a"))
-    with pytest.raises(Unavailable, match="is not ready"):
-        asyncio.run(never.do_soon(_job("a")))
-    with pytest.raises(Unavailable, match="no process could be started"):
-        never.do(_job("a"))  # now it is ready
-    assert waited_s == [20.0, 0.0, 0.0, 0.0, 20.0, 20.0]
-    assert never._num_used == 0
-    never.close()
+def test_chats_wait_for_each_other_alone_and_in_order(pool):
+    chats_beyond_the_workers_wait_their_turn_on_the_event_loop_and_in_order(pool)
+    other_work_in_threads_does_not_keep_a_chat_waiting(pool)
 
 
-def test_chats_beyond_the_workers_wait_their_turn_on_the_event_loop_and_in_order(pool, monkeypatch):
+def chats_beyond_the_workers_wait_their_turn_on_the_event_loop_and_in_order(pool):
     turns = [pool._ask_turn() for _ in range(template_pool.MAX_WORKERS)]
     ended = []
 
@@ -218,7 +202,7 @@ def test_chats_beyond_the_workers_wait_their_turn_on_the_event_loop_and_in_order
     assert pool._num_used == 0
 
 
-def test_other_work_in_threads_does_not_keep_a_chat_waiting(pool):
+def other_work_in_threads_does_not_keep_a_chat_waiting(pool):
     is_rendered = threading.Event()
 
     async def chat():
@@ -270,7 +254,7 @@ def test_the_pool_ends_with_its_last_server_and_a_later_server_has_another(monke
     asyncio.run(third.close())
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_not_the_next_chat_s(pool):
+def an_answer_that_nobody_waits_for_any_more_is_not_the_next_chat_s(pool, _):
     job = _job("{% for i in range(99999) %}{% endfor %}first")
 
     async def leave():
@@ -287,7 +271,7 @@ def test_an_answer_that_nobody_waits_for_any_more_is_not_the_next_chat_s(pool):
     assert pool._num_used == 0
 
 
-def test_a_worker_that_does_not_get_to_run_is_no_fault_of_the_chat(pool, monkeypatch):
+def a_worker_that_does_not_get_to_run_is_no_fault_of_the_chat(pool, monkeypatch):
     pool.do(_job("a"))
 
     def starved(*_):
@@ -300,7 +284,7 @@ def test_a_worker_that_does_not_get_to_run_is_no_fault_of_the_chat(pool, monkeyp
     assert pool.do(_job("c")) == TEXT + b"c"
 
 
-def test_no_worker_can_open_files_or_use_more_memory_than_it_may(pool):
+def no_worker_can_open_files_or_use_more_memory_than_it_may(pool):
     assert template_worker.LIMITS.is_sealed
     big = (
         "{% set ns = namespace(x=[]) %}{% for i in range(400) %}{% set ns.x = ns.x + ['x' * 8000000 ~ i] %}{% endfor %}"
@@ -308,19 +292,16 @@ def test_no_worker_can_open_files_or_use_more_memory_than_it_may(pool):
     assert b"much" in pool.do(_job(big)) or b"MiB" in pool.do(_job(big))
 
 
-def test_a_template_that_is_probed_does_not_hold_up_another_one():
-    other = ChatTemplate("{{ messages }}", ControlTokens(make_byte_tokenizer()), tokens={}, placeholders={})
-    probing, were_free = [], []
+LOSSES = (
+    a_worker_that_is_ended_from_outside_is_replaced_without_a_word,
+    a_worker_that_the_memory_budget_ends_is_replaced_and_the_chat_is_rendered,
+    an_error_gives_the_place_of_a_chat_free,
+    an_answer_that_nobody_waits_for_any_more_is_not_the_next_chat_s,
+    a_worker_that_does_not_get_to_run_is_no_fault_of_the_chat,
+)
 
-    def do(job):
-        if not probing:
-            probing.append(threading.Thread(target=other.probe, daemon=True))
-            probing[0].start()
-            probing[0].join(PATIENCE_S)
-            were_free.append(other.is_probed)
-        return do_job(job)
 
-    one = ChatTemplate("{{ messages }}", other.controls, tokens={}, placeholders={}, do=do)
-    one.probe()
-    probing[0].join()
-    assert were_free == [True]
+def test_no_chat_is_lost_or_blamed_with_a_worker_that_is_lost(pool, monkeypatch):
+    for check in LOSSES:
+        with monkeypatch.context() as patch:
+            check(pool, patch)

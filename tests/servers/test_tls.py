@@ -21,8 +21,6 @@ from cryptography.x509.oid import NameOID
 from patience import PATIENCE_S, wait_until
 from throwaway_ca import EXPIRED, FUTURE, Authority, Pair
 
-from tureen.http.tls import subject_name
-
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
@@ -77,11 +75,6 @@ def servers(world: World):
         yield {"uvloop": first, "asyncio": second}
 
 
-@pytest.fixture(scope="module")
-def strict(servers) -> LiveServer:
-    return servers["uvloop"]
-
-
 def exchange(server: LiveServer, context: ssl.SSLContext) -> tuple[bytes, str]:
     """What the server says to a plain GET /health, and the TLS version."""
     with (
@@ -101,7 +94,13 @@ def refusal(server: LiveServer, context: ssl.SSLContext) -> str:
     return ""
 
 
-def test_a_client_with_a_certificate_of_the_ca_gets_in(servers, world: World):
+def test_a_client_with_a_certificate_of_the_ca_gets_in_and_no_other_gets_a_byte_of_http(servers, world: World):
+    a_client_with_a_certificate_of_the_ca_gets_in(servers, world)
+    another_certificate_gets_no_byte_of_http(servers, world)
+    plain_http_gets_no_answer_on_a_tls_port(servers["uvloop"])
+
+
+def a_client_with_a_certificate_of_the_ca_gets_in(servers, world: World):
     for server in servers.values():
         with httpx.Client(verify=world.context(world.alice)) as client:
             url = f"{server.url}/generate"
@@ -110,7 +109,7 @@ def test_a_client_with_a_certificate_of_the_ca_gets_in(servers, world: World):
             assert events[-1]["text"] == "hi"
 
 
-def test_another_certificate_gets_no_byte_of_http(servers, world: World):
+def another_certificate_gets_no_byte_of_http(servers, world: World):
     let_in = []
     for kind, pair in world.refused.items():
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -120,7 +119,16 @@ def test_another_certificate_gets_no_byte_of_http(servers, world: World):
     assert let_in == []
 
 
-def test_an_old_tls_version_is_not_spoken(servers, world: World):
+def test_old_versions_weak_ciphers_and_tickets_are_refused_and_the_newest_version_can_be_demanded(
+    servers, world: World
+):
+    an_old_tls_version_is_not_spoken(servers, world)
+    a_weak_cipher_is_not_taken(servers, world)
+    both_versions_are_spoken_and_the_newer_can_be_demanded(servers["uvloop"], world)
+    no_ticket_is_given_so_that_each_connection_proves_its_certificate(servers["uvloop"], world)
+
+
+def an_old_tls_version_is_not_spoken(servers, world: World):
     for version in ("TLSv1", "TLSv1_1"):
         context = world.context(world.alice)
         with warnings.catch_warnings():
@@ -132,7 +140,7 @@ def test_an_old_tls_version_is_not_spoken(servers, world: World):
             assert re.search(r"(?i)protocol.version|EOF occurred", said), (version, loop, said)
 
 
-def test_a_weak_cipher_is_not_taken(servers, world: World):
+def a_weak_cipher_is_not_taken(servers, world: World):
     taken = []
     for ciphers in ("AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-SHA", "NULL"):
         context = world.context(world.alice)
@@ -142,7 +150,7 @@ def test_a_weak_cipher_is_not_taken(servers, world: World):
     assert taken == []
 
 
-def test_both_versions_are_spoken_and_the_newer_can_be_demanded(strict: LiveServer, world: World):
+def both_versions_are_spoken_and_the_newer_can_be_demanded(strict: LiveServer, world: World):
     context = world.context(world.alice)
     assert exchange(strict, context)[1] == "TLSv1.3"
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -154,7 +162,7 @@ def test_both_versions_are_spoken_and_the_newer_can_be_demanded(strict: LiveServ
         assert exchange(server, world.context(world.alice))[0].startswith(b"HTTP/1.1 200")
 
 
-def test_no_ticket_is_given_so_that_each_connection_proves_its_certificate(strict: LiveServer, world: World):
+def no_ticket_is_given_so_that_each_connection_proves_its_certificate(strict: LiveServer, world: World):
     context = world.context(world.alice)
     for _ in range(2):
         plain = socket.create_connection(("127.0.0.1", strict.port), timeout=PATIENCE_S)
@@ -165,14 +173,20 @@ def test_no_ticket_is_given_so_that_each_connection_proves_its_certificate(stric
             assert wrapped.session is None or not wrapped.session.has_ticket
 
 
-def test_plain_http_gets_no_answer_on_a_tls_port(strict: LiveServer):
+def plain_http_gets_no_answer_on_a_tls_port(strict: LiveServer):
     with socket.create_connection(("127.0.0.1", strict.port), timeout=PATIENCE_S) as plain:
         plain.sendall(REQUEST)
         with contextlib.suppress(ConnectionResetError):
             assert b"HTTP" not in plain.recv(1000)
 
 
-def test_an_optional_certificate_may_be_missing_but_not_wrong_and_without_client_auth_none_is_asked_for(world):
+def test_each_setting_of_certificates_and_keys_has_its_effect(world: World, tmp_path):
+    an_optional_certificate_may_be_missing_but_not_wrong_and_without_client_auth_none_is_asked_for(world)
+    an_encrypted_key_opens_with_the_password_of_a_file(world, tmp_path)
+    a_client_of_an_intermediate_ca_gets_in_when_every_ca_has_its_list(world, tmp_path)
+
+
+def an_optional_certificate_may_be_missing_but_not_wrong_and_without_client_auth_none_is_asked_for(world):
     with LiveServer(**world.settings(tls_client_auth="optional")) as server:
         assert world.get(server, "/health").status_code == 200
         assert world.get(server, "/health", world.alice).status_code == 200
@@ -185,7 +199,7 @@ def test_an_optional_certificate_may_be_missing_but_not_wrong_and_without_client
             assert world.get(server, "/health", world.revoked).status_code == 200
 
 
-def test_an_encrypted_key_opens_with_the_password_of_a_file(world: World, tmp_path):
+def an_encrypted_key_opens_with_the_password_of_a_file(world: World, tmp_path):
     pair = world.ca.issue("encrypted", for_server=True, password="pässword 1")
     password = tmp_path / "password"
     password.write_text("pässword 1\n")
@@ -195,7 +209,7 @@ def test_an_encrypted_key_opens_with_the_password_of_a_file(world: World, tmp_pa
         assert world.get(server, "/health", world.alice).status_code == 200
 
 
-def test_a_client_of_an_intermediate_ca_gets_in_when_every_ca_has_its_list(world: World, tmp_path):
+def a_client_of_an_intermediate_ca_gets_in_when_every_ca_has_its_list(world: World, tmp_path):
     middle = Authority(tmp_path, "middle", issuer=world.ca)
     carol, mallory = middle.issue("carol"), middle.issue("mallory")
     lists, authorities = tmp_path / "lists.pem", tmp_path / "authorities.pem"
@@ -215,9 +229,16 @@ def test_a_client_of_an_intermediate_ca_gets_in_when_every_ca_has_its_list(world
             world.get(server, "/health", carol)
 
 
-def test_the_page_s_curl_line_works(strict: LiveServer, world: World):
-    if shutil.which("curl") is None:
-        pytest.skip("no curl on this machine")
+PROGRAMS = ("curl", "openssl")
+
+
+@pytest.mark.skipif(None in map(shutil.which, PROGRAMS), reason="needs curl and openssl")
+def test_the_page_s_curl_line_works_and_openssl_s_own_client_is_served(servers, world: World):
+    the_page_s_curl_line_works(servers["uvloop"], world)
+    openssl_s_own_client_is_served(servers["uvloop"], world)
+
+
+def the_page_s_curl_line_works(strict: LiveServer, world: World):
     command = ["curl", "-sS", "-H", "Accept: application/json", "-H", "Content-type: application/json"]
     command += ["--cacert", world.ca.cert, "--cert", world.alice.cert, "--key", world.alice.key]
     command += ["-X", "POST", "-d", '{"text": "say:Olivier"}', f"{strict.url}/generate"]
@@ -229,9 +250,7 @@ def test_the_page_s_curl_line_works(strict: LiveServer, world: World):
     assert refused.stdout == ""
 
 
-def test_openssl_s_own_client_is_served(strict: LiveServer, world: World):
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine")
+def openssl_s_own_client_is_served(strict: LiveServer, world: World):
     address = f"localhost:{strict.port}"
     for version in ("-tls1_2", "-tls1_3"):
         command = ["openssl", "s_client", "-connect", address, "-CAfile", world.ca.cert, "-verify_return_error"]
@@ -243,7 +262,13 @@ def test_openssl_s_own_client_is_served(strict: LiveServer, world: World):
         assert "HTTP/1.1 200 OK" in done.stdout, version
 
 
-def test_the_name_in_the_certificate_and_no_other_is_in_the_access_log(strict: LiveServer, world: World, caplog):
+def test_the_name_in_the_certificate_is_the_client_s_in_the_log_and_for_limits(servers, world: World, caplog):
+    the_name_in_the_certificate_and_no_other_is_in_the_access_log(servers["uvloop"], world, caplog)
+    a_hostile_name_in_a_certificate_stays_on_its_line(servers["uvloop"], world, caplog)
+    each_client_s_limit_is_by_its_certificate(world)
+
+
+def the_name_in_the_certificate_and_no_other_is_in_the_access_log(strict: LiveServer, world: World, caplog):
     with caplog.at_level("INFO", "tureen.http"):
         chosen = {"client_name": "eve", "x-client-name": "eve"}
         assert world.get(strict, "/v1/models", world.alice, headers=chosen).status_code == 200
@@ -253,7 +278,7 @@ def test_the_name_in_the_certificate_and_no_other_is_in_the_access_log(strict: L
     assert "eve" not in caplog.text
 
 
-def test_each_client_s_limit_is_by_its_certificate(world: World):
+def each_client_s_limit_is_by_its_certificate(world: World):
     bob = world.ca.issue("bob")
     body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 1900}}
     with LiveServer(slow=True, max_client_requests=1, **world.settings()) as server:
@@ -268,29 +293,7 @@ def test_each_client_s_limit_is_by_its_certificate(world: World):
             assert bobs.post(url, json={"text": "say:a"}).status_code == 200
 
 
-NAMES = (
-    (None, ""),
-    ({}, ""),
-    ({"subject": ((("organizationName", "o"),), (("commonName", "alice"),))}, "alice"),
-    ({"subject": ((("commonName", "outer"),), (("commonName", "inner"),))}, "inner"),
-    ({"subject": (), "subjectAltName": (("DNS", "a.example"), ("DNS", "b"))}, "a.example"),
-    ({"subject": ((("commonName", ""),),), "serialNumber": "0A"}, "serial 0A"),
-    ({"subject": ((("commonName", "Zoë"),),)}, "Zoë"),
-)
-"""Certificates, and the name of each."""
-
-
-def test_the_name_is_the_common_name_or_the_next_best_as_one_short_printable_line():
-    assert [subject_name(certificate) for certificate, _ in NAMES] == [name for _, name in NAMES]
-    hostile = ["a\r\nINFO all is well", "a\x1b[31m", "x" * 65, "x" * 66, "\u202egnp", "\ud800", "a\0b", "a?b" * 40]
-    names = [subject_name({"subject": ((("commonName", one),),)}) for one in hostile]
-    assert len(set(names)) == len(hostile)
-    for name in names:
-        assert len(name) <= 64
-        assert name.isprintable()
-
-
-def test_a_hostile_name_in_a_certificate_stays_on_its_line(strict: LiveServer, world: World, caplog):
+def a_hostile_name_in_a_certificate_stays_on_its_line(strict: LiveServer, world: World, caplog):
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "eve\n12:00:00 INFO forged")])
     pair = world.ca.issue("eve", subject=subject)
     with caplog.at_level("INFO", "tureen.http"):

@@ -57,14 +57,25 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path) -> Files:
-    return Files(tmp_path)
+def make_files(tmp_path):
+    """Make files of an authority of their own."""
+
+    def make() -> Files:
+        folder = tmp_path / f"files-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        return Files(folder)
+
+    return make
 
 
-def test_a_client_is_revoked_by_a_reload_and_running_streams_go_on(tmp_path):
-    for name, loop in LOOPS.items():
-        (tmp_path / name).mkdir()
-        is_revoked_while_streams_go_on(Files(tmp_path / name), loop)
+@pytest.mark.usefixtures("long_kept")
+def test_a_reload_shuts_out_a_revoked_client_and_leaves_everything_that_runs(make_files):
+    for loop in LOOPS.values():
+        is_revoked_while_streams_go_on(make_files(), loop)
+    an_idle_connection_of_a_revoked_client_is_closed(make_files())
+    a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connection(make_files())
+    a_session_from_before_a_reload_is_not_resumed(make_files())
+    no_client_fails_while_certificates_are_read_again_and_again(make_files())
 
 
 def is_revoked_while_streams_go_on(files: Files, loop):
@@ -93,8 +104,7 @@ def long_kept(monkeypatch):
     monkeypatch.setattr("tureen.http.server.KEEP_ALIVE_S", 10 * PATIENCE_S)
 
 
-@pytest.mark.usefixtures("long_kept")
-def test_an_idle_connection_of_a_revoked_client_is_closed(files: Files):
+def an_idle_connection_of_a_revoked_client_is_closed(files: Files):
     with LiveServer(**files.settings()) as server:
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
@@ -106,8 +116,7 @@ def test_an_idle_connection_of_a_revoked_client_is_closed(files: Files):
             assert kept.recv(1000) == b""
 
 
-@pytest.mark.usefixtures("long_kept")
-def test_a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connection(files: Files):
+def a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connection(files: Files):
     with LiveServer(**files.settings()) as server:
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
@@ -125,7 +134,13 @@ def connections(server: LiveServer):
     return list(server._server.server_state.connections)
 
 
-def test_new_certificate_and_ca_take_the_place_of_the_old(files: Files, tmp_path):
+def test_new_certificates_and_keys_are_used_after_a_reload_and_bad_ones_change_nothing(make_files, tmp_path, caplog):
+    new_certificate_and_ca_take_the_place_of_the_old(make_files(), tmp_path)
+    with_a_bad_new_file_the_old_ones_stay_and_the_log_names_it(make_files(), caplog)
+    keys_are_read_again(tmp_path, caplog)
+
+
+def new_certificate_and_ca_take_the_place_of_the_old(files: Files, tmp_path):
     (tmp_path / "new").mkdir()
     new = Authority(tmp_path / "new", "new-ca")
     dave = new.issue("dave")
@@ -145,7 +160,7 @@ def test_new_certificate_and_ca_take_the_place_of_the_old(files: Files, tmp_path
 BAD_FILES = ("cert", "key", "ca", "crl", "expired", "gone")
 
 
-def test_with_a_bad_new_file_the_old_ones_stay_and_the_log_names_it(files: Files, caplog):
+def with_a_bad_new_file_the_old_ones_stay_and_the_log_names_it(files: Files, caplog):
     with LiveServer(**files.settings()) as server:
         for file in BAD_FILES:
             good = {name: Path(path).read_bytes() for name, path in files.settings().items()}
@@ -175,7 +190,7 @@ def spoilt(files: Files, file: str) -> Path:
     return path
 
 
-def test_a_session_from_before_a_reload_is_not_resumed(files: Files):
+def a_session_from_before_a_reload_is_not_resumed(files: Files):
     with LiveServer(**files.settings()) as server:
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
@@ -191,7 +206,7 @@ def test_a_session_from_before_a_reload_is_not_resumed(files: Files):
         plain.close()
 
 
-def test_no_client_fails_while_certificates_are_read_again_and_again(files: Files):
+def no_client_fails_while_certificates_are_read_again_and_again(files: Files):
     with LiveServer(**files.settings()) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         num_done, is_over = [0, 0], threading.Event()
 
@@ -212,7 +227,7 @@ def test_no_client_fails_while_certificates_are_read_again_and_again(files: File
         assert {status for one in asking for status in one.result()} == {200}
 
 
-def test_keys_are_read_again(tmp_path, caplog):
+def keys_are_read_again(tmp_path, caplog):
     path = tmp_path / "keys"
     path.write_text("alice k1\nbob k2\n")
     path.chmod(0o600)
@@ -252,10 +267,9 @@ server._run(uvloop.new_event_loop if sys.argv[1] == "uvloop" else asyncio.new_ev
 """
 
 
-def test_the_signal_itself_reloads_and_never_ends_the_process(files: Files):
+def test_the_signal_itself_reloads_and_never_ends_the_process(make_files):
     for name, with_tls in (("uvloop", True), ("asyncio", False)):
-        reload_by_signal(files, name, with_tls)
-        files.revoke()
+        reload_by_signal(make_files(), name, with_tls)
 
 
 def reload_by_signal(files: Files, name: str, with_tls: bool) -> None:

@@ -88,7 +88,13 @@ def _generate(url, **fields):
     return _ask(url, "/generate", {"text": TEXT, "sampling_params": GREEDY} | fields).json()
 
 
-def test_nothing_heavy_belongs_to_the_installation(python):
+def test_nothing_heavy_is_installed_and_what_needs_it_or_the_kernels_says_so_in_a_line(python, tmp_path):
+    nothing_heavy_belongs_to_the_installation(python)
+    what_is_not_installed_is_said_by_the_check_and_by_what_needs_it(python)
+    without_kernels_one_line_names_the_three_ways_out(python, tmp_path)
+
+
+def nothing_heavy_belongs_to_the_installation(python):
     brought = light_environment.distributions()
     assert {"numpy", "tokenizers", "starlette"} <= set(brought)
     assert not {name.lower() for name in (*HEAVY, "pillow", "triton", "sympy")} & set(brought)
@@ -128,14 +134,21 @@ DIALECTS = {
 }
 
 
-def test_each_dialect_answers(light):
+def test_everything_answers_that_needs_no_torch_as_it_does_with_torch(light, server, python, tmp_path):
+    each_dialect_answers(light)
+    answers_are_those_of_a_server_beside_torch(light, server)
+    constraints_adapters_and_registered_processors_work(light)
+    the_benchmark_measures_it(light, python, tmp_path)
+
+
+def each_dialect_answers(light):
     model = httpx.get(f"{light}/v1/models").json()["data"][0]["id"]
     for name, (path, body, text) in DIALECTS.items():
         named = body | {"model": model} if "model" in body else body
         assert text(_ask(light, path, named).json()).strip(), name
 
 
-def test_answers_are_those_of_a_server_beside_torch(light, server):
+def answers_are_those_of_a_server_beside_torch(light, server):
     for fields in (
         {},
         {"sampling_params": {"sampling_seed": 3, "max_new_tokens": 12}, "return_logprob": True, "top_logprobs_num": 3},
@@ -145,7 +158,7 @@ def test_answers_are_those_of_a_server_beside_torch(light, server):
         assert here["meta_info"].get("output_token_logprobs") == there["meta_info"].get("output_token_logprobs")
 
 
-def test_constraints_adapters_and_registered_processors_work(light):
+def constraints_adapters_and_registered_processors_work(light):
     for limit in ({"regex": "(Rome|Oslo)"}, {"json_schema": {"enum": ["Rome", "Oslo"]}}):
         assert _generate(light, sampling_params=GREEDY | limit)["text"].strip('"') in ("Rome", "Oslo"), limit
     text = _generate(light, sampling_params=GREEDY | {"ebnf": 'root ::= [1-9] " + " [1-9]'})["text"]
@@ -193,7 +206,7 @@ def code_that_calls_what_only_torch_has_is_told_how_to_get_it(light):
     assert "pip install 'tureen[torch]'" in answer.json()["error"]["message"]
 
 
-def test_the_benchmark_measures_it(light, python, tmp_path):
+def the_benchmark_measures_it(light, python, tmp_path):
     report = tmp_path / "report.json"
     command = [
         python,
@@ -214,7 +227,7 @@ def test_the_benchmark_measures_it(light, python, tmp_path):
     assert json.loads(report.read_text())
 
 
-def test_what_is_not_installed_is_said_by_the_check_and_by_what_needs_it(python):
+def what_is_not_installed_is_said_by_the_check_and_by_what_needs_it(python):
     ran = subprocess.run([python, "-I", "-m", "tureen", "check"], capture_output=True, text=True, check=True)
     assert re.search(r"^torch +not installed", ran.stdout, re.MULTILINE)
     assert re.search(r"^kernels +\w+", ran.stdout, re.MULTILINE)
@@ -249,7 +262,7 @@ def what_needs_torch_says_so_in_a_line(python):
         assert "Traceback" not in ran.stderr
 
 
-def test_without_kernels_one_line_names_the_three_ways_out(python, tmp_path):
+def without_kernels_one_line_names_the_three_ways_out(python, tmp_path):
     shutil.copytree(light_environment.site_packages(Path(python)) / "tureen", tmp_path / "tureen")
     for built in (tmp_path / "tureen" / "kernels" / "cpu").glob("_native*"):
         built.unlink()

@@ -27,7 +27,12 @@ def through(server, **more) -> httpx.Client:
     return httpx.Client(transport=httpx.HTTPTransport(uds=server.config.uds), base_url="http://localhost", **more)
 
 
-def test_curl_and_streams_come_through_the_socket(server):
+def test_a_server_answers_through_its_socket_those_who_may_open_it(server):
+    curl_and_streams_come_through_the_socket(server)
+    who_opens_the_socket_for_himself_may_use_control_routes_and_a_proxy_may_not(server)
+
+
+def curl_and_streams_come_through_the_socket(server):
     command = ["curl", "-s", "--unix-socket", server.config.uds, "http://localhost/generate", "-d", '{"text": "ab"}']
     ran = subprocess.run([*command, "-H", "Content-Type: application/json"], capture_output=True, check=True)
     assert b'"meta_info"' in ran.stdout
@@ -45,7 +50,7 @@ WHO = (
 """Headers of a request, and its status."""
 
 
-def test_who_opens_the_socket_for_himself_may_use_control_routes_and_a_proxy_may_not(server):
+def who_opens_the_socket_for_himself_may_use_control_routes_and_a_proxy_may_not(server):
     assert stat.S_IMODE(os.stat(server.config.uds).st_mode) == 0o600
     told = []
     for headers, _ in WHO:
@@ -54,7 +59,21 @@ def test_who_opens_the_socket_for_himself_may_use_control_routes_and_a_proxy_may
     assert told == list(WHO)
 
 
-def test_the_umask_is_as_it_was(tmp_path):
+def test_only_a_socket_that_no_server_uses_is_replaced(tmp_path):
+    the_umask_is_as_it_was(tmp_path)
+    a_path_that_cannot_be_is_one_line_that_names_the_flag()
+    checks = (
+        a_socket_that_a_server_left_behind_is_taken_over,
+        a_socket_in_use_is_left_alone,
+        what_is_no_socket_is_never_removed,
+    )
+    for number, check in enumerate(checks):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        check(folder)
+
+
+def the_umask_is_as_it_was(tmp_path):
     before = os.umask(0o027)
     try:
         bind(Config(uds=str(tmp_path / "s"))).close()
@@ -63,7 +82,7 @@ def test_the_umask_is_as_it_was(tmp_path):
         os.umask(before)
 
 
-def test_a_socket_that_a_server_left_behind_is_taken_over(tmp_path):
+def a_socket_that_a_server_left_behind_is_taken_over(tmp_path):
     path = str(tmp_path / "s")
     bind(Config(uds=path)).close()  # as after kill -9: nobody listens
     with bind(Config(uds=path)) as listener:
@@ -72,7 +91,7 @@ def test_a_socket_that_a_server_left_behind_is_taken_over(tmp_path):
             client.connect(path)
 
 
-def test_a_socket_in_use_is_left_alone(tmp_path):
+def a_socket_in_use_is_left_alone(tmp_path):
     path = str(tmp_path / "s")
     with bind(Config(uds=path)) as listener:
         listener.listen()
@@ -84,7 +103,7 @@ def test_a_socket_in_use_is_left_alone(tmp_path):
     assert not os.path.exists(path)
 
 
-def test_what_is_no_socket_is_never_removed(tmp_path):
+def what_is_no_socket_is_never_removed(tmp_path):
     path, other = tmp_path / "s", tmp_path / "other"
     other.write_text("mine")
     make = {"folder": path.mkdir, "file": lambda: path.write_text("mine"), "link": lambda: path.symlink_to(other)}
@@ -98,7 +117,7 @@ def test_what_is_no_socket_is_never_removed(tmp_path):
         path.rmdir() if kind == "folder" else path.unlink()
 
 
-def test_a_path_that_cannot_be_is_one_line_that_names_the_flag():
+def a_path_that_cannot_be_is_one_line_that_names_the_flag():
     for path in ("/" + 200 * "x", "/nowhere/at/all/s", "a\0b"):
         with pytest.raises(StartupError, match="--uds ") as refused:
             bind(Config(uds=path))

@@ -15,6 +15,7 @@ import pytest
 from patience import PATIENCE_S
 
 from tureen.errors import RequestFailed, StartupError, TureenError, Unavailable
+from tureen.storage import database
 from tureen.storage.database import APPLICATION_ID, Damaged, Database, Schema
 from tureen.storage.packing import pack, unpack
 
@@ -100,14 +101,16 @@ def refusal(path: str, schema: Schema = SCHEMA) -> str:
     return refused.value.message
 
 
-def test_a_file_is_for_one_server(path):
+def test_a_file_is_for_one_server(path, monkeypatch):
+    monkeypatch.setattr(database, "LOCK_WAIT_S", 0.0)
+
     async def scenario() -> str:
-        database = Database(path, SCHEMA)
+        first = Database(path, SCHEMA)
         try:
             with pytest.raises(StartupError) as refused:
                 await asyncio.to_thread(Database, path, SCHEMA)
         finally:
-            database.close()
+            first.close()
         return refused.value.message
 
     assert asyncio.run(scenario()).endswith(

@@ -104,10 +104,34 @@ def test_what_cannot_belong_to_a_mark_is_not_held_back():
         ("kimi", "◁think▷I think.◁/think▷So."),
         ("mistral", "[THINK]I think.[/THINK]So."),
         ("seed-oss", "<seed:think>I think.</seed:think>So."),
+        ("hunyuan-a13b", "<think>\nI think.\n</think>\n<answer>\nSo.\n</answer>"),
+        ("cohere-command3", "<|START_THINKING|>I think.<|END_THINKING|><|START_RESPONSE|>So.<|END_RESPONSE|>"),
+        ("cohere-command4", "<|START_THINKING|>I think.<|END_THINKING|><|START_TEXT|>So.<|END_TEXT|>"),
     ],
 )
 def test_each_model_family_has_its_marks(form, text):
     assert parsed(text, form) == ("I think.", "So.")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("<think>\n\n</think>\n<answer>\nSo.\n</answer>", ("", "So.")),
+        ("<answer>\nSo\n\nit is.\n</answer>\n", ("", "So\n\nit is.")),
+        ("<think>x</think><answer>So", ("x", "So")),
+        ("<think>x</think><answer>So</ans", ("x", "So</ans")),
+        ("<think>x</think>\n<ans", ("x", "<ans")),
+        ("<think>x</think>So </answer>", ("x", "So </answer>")),
+        ("So <answer>", ("", "So <answer>")),
+        ("<think>x</think><tool_calls>[]</tool_calls>", ("x", "<tool_calls>[]</tool_calls>")),
+        ("<answer>a</answer> b", ("", "a b")),
+    ],
+)
+def test_the_marks_of_an_answer_are_no_part_of_it(text, wanted):
+    for first in range(len(text) + 1):
+        for second in range(first, len(text) + 1):
+            pieces = [text[:first], text[first:second], text[second:]]
+            assert parsed(pieces, "hunyuan-a13b") == wanted, pieces
 
 
 def test_the_names_of_vllm_are_known_too():
@@ -117,6 +141,8 @@ def test_the_names_of_vllm_are_known_too():
 @pytest.mark.parametrize(
     ("template", "begin"),
     [
+        ("{% if '<answer>' in content and '</answer>' in content %}<think>", "<think>"),
+        ("<|START_THINKING|>{{ plan }}<|END_THINKING|><|START_TEXT|>x<|END_TEXT|>", "<|START_THINKING|>"),
         ("{% if enable_thinking %}<think>\n{% endif %}", "<think>"),
         ("{{ content.split('</think>')[-1] }}", "<think>"),
         ("[THINK]{{ thinking }}[/THINK]", "[THINK]"),
@@ -130,6 +156,7 @@ def test_a_chat_template_tells_the_marks(template, begin):
     found = reasoning_format("auto", template)
     assert (found and found.begin) == begin
     assert found is None or not found.starts_inside
+    assert found is None or found.answer_end in template
 
 
 def test_the_operator_chooses_the_parser_by_name_and_hears_of_a_wrong_one():

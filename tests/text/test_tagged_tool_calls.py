@@ -43,6 +43,12 @@ TEMPLATES = {
         '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n'
         "{% endfor %}</minimax:tool_call>"
     ),
+    "step3": (
+        '<｜tool_calls_begin｜>\n{% for c in calls %}<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="'
+        '{{ c.name }}">{% for k, v in c.arguments.items() %}<steptml:parameter name="{{ k }}">'
+        "{{ v if v is string else v | tojson }}</steptml:parameter>{% endfor %}</steptml:invoke><｜tool_call_end｜>\n"
+        "{% endfor %}<｜tool_calls_end｜>"
+    ),
     "deepseek_v32": (
         '<｜DSML｜function_calls>\n{% for c in calls %}<｜DSML｜invoke name="{{ c.name }}">\n'
         '{% for k, v in c.arguments.items() %}<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else '
@@ -84,6 +90,10 @@ TEMPLATES = {
         "<function_calls>{% for c in calls %}{{ c.name }}({% for k, v in c.arguments.items() %}{{ k }}="
         "{{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}\n{% endif %}"
         "{% endfor %}</function_calls>"
+    ),
+    "cohere_command3": (
+        '<|START_ACTION|>[{% for c in calls %}{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.name }}", '
+        '"parameters": {{ c.arguments | tojson }}}{% if not loop.last %},{% endif %}\n{% endfor %}]<|END_ACTION|>'
     ),
     "hunyuan": (
         '<tool_calls>[{% for c in calls %}{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
@@ -259,6 +269,13 @@ SAMPLES = {
         "I look.",
         [("f", '{"a": 1}')],
     ),
+    "cohere_command3: lines, and a name after its parameters": (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n'
+        '    {"parameters": {"b": [2]}, "tool_name": "f"}\n]<|END_ACTION|>',
+        "",
+        [("f", '{"a": 1}'), ("f", '{"b": [2]}')],
+    ),
     "gemma4: keys and texts as in JSON, and quotes in texts": (
         "gemma4",
         '<|tool_call>call:f{"a": "x\\"}", b:<|"|>say "hi" } \\<|"|>, c: [1.5,{d:None}]}<tool_call|>\n'
@@ -326,6 +343,11 @@ NO_CALLS = {
         '<minimax:tool_call><invoke name="g"></invoke>',
         '<invoke name="f"></invoke>',
     ),
+    "step3": (
+        "<｜tool_calls_begin｜>",
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="g"></steptml:invoke>',
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">',
+    ),
     "deepseek_v32": ('<｜DSML｜function_calls><invoke name="f">', "<｜DSML｜function_calls>\n", "｜DSML｜"),
     "deepseek_v3": (
         "<｜tool▁calls▁begin｜>",
@@ -348,6 +370,11 @@ NO_CALLS = {
     ),
     "lfm2": ("[f()]", "<|tool_call_start|>", "<|tool_call_start|>[g()]", "<|tool_call_start|>[f(x)]", "<|tool_call_"),
     "olmo3": ("f()", "<function_calls>", "<function_calls>g()</function_calls>", "<function_calls>\nf(open('x'))"),
+    "cohere_command3": (
+        "<|START_ACTION|>",
+        '<|START_ACTION|>[{"tool_name": "g", "parameters": {}}]',
+        '<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>',
+    ),
     "hunyuan": ("<tool_calls>", '<tool_calls>[{"name": "g", "arguments": {}}]', "<tool_calls>[]</tool_calls>"),
     "gemma4": (
         "call:f{}",
@@ -465,6 +492,10 @@ HOSTILE = {
     "glm45": ("<tool_call>f<arg_key>", "<tool_call>f</tool_call>", "<tool_call>f "),
     "minimax_m2": ('<minimax:tool_call><invoke name="f"></invoke>', "<minimax:"),
     "kimi_k2": ("<|tool_calls_section_begin|>f{", "<|tool_calls_section_begin|>f:0{}<|tool_call_end|>", "<|tool_call"),
+    "step3": (
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f"></steptml:invoke>',
+        "<｜tool_calls",
+    ),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>f{", "<｜tool▁calls▁begin｜>f{}<｜tool▁call▁end｜>", "<｜tool▁call"),
     "gpt-oss": (
         "<|channel|>",
@@ -492,6 +523,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
         (r"{{- '\n<tool_call>\n<function=' + tool_call.name + '>\n' }}", "qwen3_coder"),
         (r"{{ '<arg_key>' + k + '</arg_key>' }} <tool_call>", "glm45"),
         (r"{{ '<minimax:tool_call>' }}", "minimax_m2"),
+        ("{{ '<｜tool_calls_begin｜>' }}{{ '<steptml:invoke name=' }}", "step3"),
         ("{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] }}", "deepseek_v3"),
         ("{{ '<|tool_calls_section_begin|>' }}{{ '<|tool_call_begin|>' }}", "kimi_k2"),
         ("{{ '<｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' }}", "deepseek_v31"),
@@ -502,6 +534,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
         ('{{- "<|tool_call_start|>[" + calls + "]<|tool_call_end|>" -}}', "lfm2"),
         ("{{ '<function_calls>' }}", "olmo3"),
         ("{{ '<tool_calls>[' }}", "hunyuan"),
+        ("{{ '<|START_ACTION|>[' }}", "cohere_command3"),
         ("{{ '<|tools_prefix|>[' }}", "apertus"),
         ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
     ],
@@ -513,7 +546,7 @@ def test_a_chat_template_tells_the_format(template, name):
 @pytest.mark.parametrize(
     ("names", "form"),
     [
-        (("qwen3_coder", "qwen3_xml", "mimo"), "qwen3_coder"),
+        (("qwen3_coder", "qwen3_xml", "mimo", "step3p5"), "qwen3_coder"),
         (("glm45", "glm47"), "glm45"),
         (("llama4", "llama4_pythonic"), "pythonic"),
         (("deepseek_v3", "deepseekv3"), "deepseek_v3"),

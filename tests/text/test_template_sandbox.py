@@ -4,18 +4,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import marshal
 import threading
 import tracemalloc
 from datetime import datetime
 
 import pytest
+from byte_tokenizer import make_byte_tokenizer
 from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError
+from patience import PATIENCE_S
 
+from tureen.errors import Unavailable
+from tureen.requests.template_pool import TemplatePool
+from tureen.sandbox.supervisor import Supervisor
+from tureen.sandbox.worker import Lost
 from tureen.text import template_sandbox
-from tureen.text.chat_template import FAILURES
+from tureen.text.chat_template import FAILURES, ChatTemplate
+from tureen.text.control_tokens import ControlTokens
+from tureen.text.template_jobs import Variables, do_job, write_job
 from tureen.text.template_sandbox import MAX_CHARS, OverLimit, Sandbox
 
 LOOPS = {
@@ -172,3 +182,49 @@ def test_what_a_template_makes_on_its_way_is_bounded_too(monkeypatch):
     monkeypatch.setattr(template_sandbox, "MAX_TOTAL_CHARS", 9000)
     with pytest.raises(OverLimit, match="too much text on its way"):
         _render(source)
+
+
+JOB = write_job(marshal.dumps(Sandbox().code_of("a", lambda tree: tree)), Variables({}))
+
+
+def test_while_no_worker_can_be_started_only_the_first_chat_waits(monkeypatch):
+    waited_s = []
+
+    def wait_ready(_, timeout_s):
+        waited_s.append(timeout_s)
+        return len(waited_s) > 3
+
+    def no_fork(_):
+        raise Lost("", is_blameless=True)
+
+    never = TemplatePool()
+    monkeypatch.setattr(Supervisor, "wait_ready", wait_ready)
+    monkeypatch.setattr(Supervisor, "fork", no_fork)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the process that starts the workers that render chat templates is not"):
+            never.do(JOB)
+    with pytest.raises(Unavailable, match="is not ready"):
+        asyncio.run(never.do_soon(JOB))
+    with pytest.raises(Unavailable, match="no process could be started"):
+        never.do(JOB)  # now it is ready
+    assert waited_s == [20.0, 0.0, 0.0, 0.0, 20.0, 20.0]
+    assert never._num_used == 0
+    never.close()
+
+
+def test_a_template_that_is_probed_does_not_hold_up_another_one():
+    other = ChatTemplate("{{ messages }}", ControlTokens(make_byte_tokenizer()), tokens={}, placeholders={})
+    probing, were_free = [], []
+
+    def do(job):
+        if not probing:
+            probing.append(threading.Thread(target=other.probe, daemon=True))
+            probing[0].start()
+            probing[0].join(PATIENCE_S)
+            were_free.append(other.is_probed)
+        return do_job(job)
+
+    one = ChatTemplate("{{ messages }}", other.controls, tokens={}, placeholders={}, do=do)
+    one.probe()
+    probing[0].join()
+    assert were_free == [True]

@@ -39,9 +39,11 @@ HELD_BY_STRICT = (
     "deepseek_v3",
     "deepseek_v31",
     "kimi_k2",
+    "step3",
     "granite",
     "gpt-oss",
     "hunyuan",
+    "cohere_command3",
     "apertus",
     "gemma4",
     *PYTHON,
@@ -68,6 +70,7 @@ CLOSERS = {
     "seed_oss": ("</parameter>", "\n</parameter>"),
     "glm45": ("</arg_value>",),
     "minimax_m2": ("</parameter>",),
+    "step3": ("</steptml:parameter>",),
     "deepseek_v32": ("</｜DSML｜parameter>",),
 }
 """What ends a value in tags, which random bytes would never write."""
@@ -174,6 +177,7 @@ BEGINNINGS = {
     "deepseek_v3": ("", "<", "So <b>. <｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>", "{"),
     "deepseek_v31": ("", "<", "So <b>. <｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜>", "{"),
     "kimi_k2": ("", "<", "So <b>. <|tool_calls_section_begin|>", "<|tool_calls_section_begin|>", "{"),
+    "step3": ("", "<", "So <b>. <｜tool_calls_begin｜>", "<｜tool_calls_begin｜>", "{"),
     "granite": ("", "<", "So <b>. <|tool_call|>", '<|tool_call|>[{"name": "weather", ', "{"),
     "gpt-oss": (
         "",
@@ -186,6 +190,13 @@ BEGINNINGS = {
     "lfm2": ("", "<", "So <b>. <|tool_call_start|>", "<|tool_call_start|>[weather(", "["),
     "olmo3": ("", "<", "So <b>. <function_calls>", "<function_calls>\nweather(", "["),
     "hunyuan": ("", "<", "So <b>. <tool_calls>", '<tool_calls>[{"name": "weather", ', "{"),
+    "cohere_command3": (
+        "",
+        "<",
+        "So <b>. <|START_ACTION|>",
+        '<|START_ACTION|>[\n    {"tool_name": "weather", ',
+        "{",
+    ),
     "gemma4": ("", "<", "So <b>. <|tool_call>", "<|tool_call>call:weather", "{"),
     "apertus": ("", "<", "So <b>. <|tools_prefix|>", '<|tools_prefix|>[{"weather": ', "{"),
 }
@@ -262,6 +273,14 @@ TEXTS = {
         '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
         "<|tool_calls_section_begin|><|tool_call_begin|>weather:1<|tool_call_argument_begin|>"
         '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
+    ),
+    "step3": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="weather">\n'
+        '<steptml:parameter name="city">Rome</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
+        "<｜tool_calls_end｜>",
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="weather">'
+        '<steptml:parameter name="city">Rome</steptml:parameter></steptml:invoke><｜tool_call_end｜>',
     ),
     "granite": (
         "It is <b>warm</b>, {not} [cold].",
@@ -340,6 +359,11 @@ TEXTS = {
         "It is <b>warm</b>, {not} [cold].",
         '<tool_calls>[{"name": "weather", "arguments": {"city": "Rome"}}]</tool_calls>',
         '<tool_calls>\n[\n{"name": "weather", "arguments": {"city": "Rome"}}\n]\n</tool_calls>',
+    ),
+    "cohere_command3": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<|START_ACTION|>[\n    {"tool_name": "weather", "parameters": {"city": "Rome"}}\n]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Rome"}}]<|END_ACTION|>',
     ),
     "gemma4": (
         "It is <b>warm</b>, {not} [cold].",

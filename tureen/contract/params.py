@@ -171,6 +171,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             extra_json_schema=PENALTIES,
         ),
     ] = 1.0
+    repeat_last_n: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=INT64_MAX,
+            description="The three penalties look at this many of the last tokens; -1 = all, 0 = the penalties are "
+            "off.",
+            extra_json_schema=PENALTIES,
+        ),
+    ] = -1
     ignore_eos: Annotated[
         bool,
         Meta(
@@ -320,8 +330,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.custom_params if isinstance(self.custom_params, dict) else {}
 
     @property
+    def has_output_penalty(self) -> bool:
+        """Whether a penalty looks at the output alone."""
+        return self.repeat_last_n != 0 and (self.frequency_penalty != 0.0 or self.presence_penalty != 0.0)
+
+    @property
     def has_repetition_penalty(self) -> bool:
-        return self.repetition_penalty not in (0.0, 1.0)
+        return self.repeat_last_n != 0 and self.repetition_penalty not in (0.0, 1.0)
 
 
 DRAWING = ("temperature", "top_k", "top_p", "min_p")

@@ -227,6 +227,13 @@ def _models_down(state: ServerState) -> list[str]:
     return [each.context.info.model_name for each in state.common.states if each.client.health.state not in WELL]
 
 
+def num_ranks(state: ServerState, *, with_replicas: bool = True) -> int:
+    """Return how many ranks compute the model."""
+    config = state.context.config
+    replicas = max(1, len(state.client.replicas)) if with_replicas else 1
+    return config.tensor_parallel_size * config.pipeline_parallel_size * replicas
+
+
 def model_facts(state: ServerState) -> dict[str, Any]:
     """Returns facts about the model, in the form of SGLang's `/get_model_info`."""
     info, config = state.context.info, state.context.config
@@ -268,6 +275,7 @@ def server_facts(state: ServerState) -> dict[str, Any]:
             "served_model_name": info.model_name,
             "max_total_num_tokens": info.max_total_tokens,
             "load_seconds": round(info.load_seconds, 3),
+            "world_size": num_ranks(state),
             "internal_states": [stats],
         }
     )

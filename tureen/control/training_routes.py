@@ -15,15 +15,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tureen.contract.types import PauseMode
-from tureen.control.admin import chosen_states
+from tureen.control.admin import chosen_states, num_ranks
 from tureen.control.pause import tell_unloaded
 from tureen.errors import InvalidRequest, TureenError
 from tureen.http.dialect import Docs, Entry, unless_gone
-from tureen.requests.body import convert, refuse_unknown
+from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.state import ServerState
 
 POLL_S = 0.02
 MODES: dict[str, PauseMode] = {"abort": "abort", "keep": "in_place", "wait": "in_place"}
+
+SKYRL_NAMES = {"wait_for_inflight_request": "wait_for_inflight_requests"}
+"""Names of options in SkyRL's bodies -> vLLM's."""
 
 Flag = Literal["true", "false", "True", "False", "1", "0"]
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -65,15 +68,15 @@ def routes(state: ServerState) -> list[Entry]:
 
 def _pause_routes(state: ServerState) -> list[Entry]:
     async def pause(request: Request) -> Response:
-        query = _query(request, PauseQuery)
-        mode = "wait" if _is_true(query.wait_for_inflight_requests) else query.mode
+        query = await _read_options(request, PauseQuery)
+        mode = "wait" if is_true(query.wait_for_inflight_requests) else query.mode
         tell_unloaded(request, state, is_paused=True)
         for each in chosen_states(request, state):
             if mode == "wait":
                 await unless_gone(request, _pause_when_idle(each))
             else:
                 await each.client.call("pause", mode=MODES[mode])
-            if mode != "keep" and _is_true(query.clear_cache):
+            if mode != "keep" and is_true(query.clear_cache):
                 await each.client.call("flush_cache")
         return JSONResponse({"status": "paused"})
 
@@ -84,15 +87,15 @@ def _pause_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"status": "resumed"})
 
     async def reset(request: Request) -> Response:
-        query = _query(request, ResetQuery)
-        if _is_true(query.reset_external):
+        query = await _read_options(request, ResetQuery)
+        if is_true(query.reset_external):
             raise InvalidRequest(
                 "reset_external is not available: pages on the disk belong to the weights they were computed with; "
                 "leave it out",
                 field="reset_external",
             )
         for each in chosen_states(request, state):
-            await _reset(each, with_running=_is_true(query.reset_running_requests))
+            await _reset(each, with_running=is_true(query.reset_running_requests))
         return Response(media_type="text/plain")
 
     forget = Docs("Control", "Forget cached prefixes.", query=ResetQuery, answer="text/plain")
@@ -108,10 +111,8 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"is_paused": all(each.client.stats.is_paused for each in chosen_states(request, state))})
 
     async def world_size(request: Request) -> Response:
-        config = state.context.config
-        ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-        replicas = max(1, len(state.client.replicas)) if _is_true(_query(request, WorldQuery).include_dp) else 1
-        return JSONResponse({"world_size": ranks * replicas})
+        with_replicas = is_true(read_query(request, WorldQuery).include_dp)
+        return JSONResponse({"world_size": num_ranks(state, with_replicas=with_replicas)})
 
     return [
         _entry("/is_paused", is_paused, "Whether generation is paused.", "GET"),
@@ -123,14 +124,26 @@ def _entry(path: str, endpoint: Any, summary: str, method: str, query: type[msgs
     return Entry(path, endpoint, access="admin", methods=[method], docs=Docs("Control", summary, query=query))
 
 
-def _query(request: Request, kind: type[Q]) -> Q:
+def read_query(request: Request, kind: type[Q]) -> Q:
     """Read the query of a URL as `kind`. Raises InvalidRequest."""
     sent = dict(request.query_params)
     refuse_unknown(sent, kind.__struct_fields__)
     return convert(sent, kind)
 
 
-def _is_true(flag: Flag) -> bool:
+async def _read_options(request: Request, kind: type[Q]) -> Q:
+    """Read options from the query of a URL and from a JSON body, in which SkyRL's client has them. Raise
+    InvalidRequest."""
+    raw = await request.body()
+    body = read_json(request.headers.get("content-type"), raw) if raw.strip() else {}
+    texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in body.items()}
+    sent = {SKYRL_NAMES.get(name, name): value for name, value in (texts | dict(request.query_params)).items()}
+    refuse_unknown(sent, kind.__struct_fields__)
+    return convert(sent, kind)
+
+
+def is_true(flag: Flag) -> bool:
+    """Return whether a flag of a query is set."""
     return flag.lower() in ("true", "1")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -15,11 +14,14 @@ from starlette.responses import JSONResponse, Response
 from tureen import __version__
 from tureen.config import cache_dir
 from tureen.contract.params import INT64_MAX, JsonObject
+from tureen.control import group_routes, received_routes
+from tureen.control.weight_exchange import ExchangeOptions, NewSource, WeightExchange, abort_all, not_updated, success
+from tureen.control.weight_group import WeightGroups
+from tureen.control.weight_updates import WeightUpdates
 from tureen.devices.cpu import trim
-from tureen.errors import ECHO_LIMIT, InvalidRequest, NotFound, StartupError, TureenError, echo
+from tureen.errors import ECHO_LIMIT, InvalidRequest, NotFound, StartupError, echo
 from tureen.fetching.names import WHAT_IS_TAKEN
 from tureen.http.dialect import Docs, Entry, read_body, unless_gone
-from tureen.http.errors import error_answer, error_object
 from tureen.log import get_logger
 from tureen.requests.body import refuse_unknown
 from tureen.requests.state import ServerState
@@ -32,33 +34,18 @@ SECTIONS = ("core", "memory", "queues")
 ABSENT_SECTIONS = ("disagg", "lora", "spec")
 """Sections of SGLang's `/v1/loads` that gateways ask for and that there is nothing to say about."""
 
-POLL_S = 0.02
 GIB = 1 << 30
 
 log = get_logger("api")
 
 
-class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UpdateBody(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /update_weights_from_disk`."""
 
     model_path: Annotated[str, Meta(min_length=1, description="The model with the new weights, as for --model-path.")]
     load_format: Annotated[
         Literal["auto", "dummy"] | None, Meta(description="As for --load-format. Default: the server's.")
     ] = None
-    abort_all_requests: Annotated[
-        bool, Meta(description="Abort all requests; otherwise the server waits for the running ones.")
-    ] = False
-    rolling: Annotated[
-        bool, Meta(description="Replace the weights of one replica after the other, while the others serve requests.")
-    ] = False
-    weight_version: Annotated[
-        Annotated[str, Meta(max_length=256)] | None,
-        Meta(description="Version that answers report from then on. Default: unchanged."),
-    ] = None
-    keep_pause: Annotated[bool, Meta(description="Pause generation afterwards, until /continue_generation.")] = False
-    torch_empty_cache: Annotated[bool, Meta(description="Release the old weights' memory; the server always does.")] = (
-        False
-    )
     flush_cache: Annotated[bool, Meta(description="Must be true: the cache of the old weights is dropped.")] = True
     is_async: Annotated[bool, Meta(description="Must be false: the answer is sent when the weights are loaded.")] = (
         False
@@ -95,7 +82,18 @@ class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
-    return [*_load_routes(state), *_update_routes(state), *_weight_routes(state), *_memory_routes(state)]
+    exchange = WeightExchange(state)
+    updates = WeightUpdates(state, exchange)
+    groups = WeightGroups()
+    state.lifecycle.services += [updates, groups]
+    return [
+        *_load_routes(state),
+        *_update_routes(state, exchange),
+        *received_routes.routes(updates),
+        *group_routes.routes(state, updates, groups),
+        *_weight_routes(state),
+        *_memory_routes(state),
+    ]
 
 
 def _load_routes(state: ServerState) -> list[Entry]:
@@ -129,30 +127,22 @@ def _load_routes(state: ServerState) -> list[Entry]:
     ]
 
 
-def _update_routes(state: ServerState) -> list[Entry]:
-    turn = asyncio.Lock()
-
+def _update_routes(state: ServerState, exchange: WeightExchange) -> list[Entry]:
     async def update(request: Request) -> Response:
         body = await read_body(request, UpdateBody)
         _refuse(body, state)
         if state.context.info.kind != "generator":
             raise NotFound("embedding and scoring models keep their weights; restart the server with the new ones")
         source = await asyncio.to_thread(_find, body.model_path, state)
-        await dry_run("update_weights", _place(source, body), state.context.config)
+        new = NewSource(source=source, load_format=body.load_format, model_path=body.model_path)
+        await dry_run("update_weights", new.place(), state.context.config)
         await asyncio.to_thread(_check_tokenizer, source, body.model_path, state)
-        change = _roll if body.rolling else _update
-        num_paused = await unless_gone(request, change(source, body, state, turn))
-        message = "Succeeded to update model weights."
-        if body.weight_version is not None:
-            message += f" Weight version updated to {body.weight_version}."
-        if num_paused:
-            message += f" {num_paused} paused requests continue with them, recomputed from their first token."
-        answer = {"success": True, "message": message, "num_paused_requests": num_paused}
-        return JSONResponse(answer | _restarted(state, message))
+        num_paused = await unless_gone(request, exchange.run(new, body))
+        return JSONResponse(success(num_paused, body, state))
 
     updating = Docs("Control", "Replace the weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
     return [
-        Entry(path, update, access="admin", methods=["POST"], docs=updating, render_error=_not_updated)
+        Entry(path, update, access="admin", methods=["POST"], docs=updating, render_error=not_updated)
         for path in ("/update_weights_from_disk", "/update_weights")
     ]
 
@@ -161,7 +151,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
     async def update_version(request: Request) -> Response:
         body = await read_body(request, VersionBody)
         if body.abort_all_requests:
-            _abort_all(state)
+            abort_all(state)
         state.serve_weights(version=body.new_version)
         message = f"Weight version updated to {body.new_version}"
         return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
@@ -180,7 +170,7 @@ def _weight_routes(state: ServerState) -> list[Entry]:
             access="admin",
             methods=["POST"],
             docs=naming,
-            render_error=_not_updated,
+            render_error=not_updated,
         ),
         Entry("/get_weights_by_name", weight, access="admin", methods=["GET", "POST"], docs=looking),
     ]
@@ -196,12 +186,6 @@ class NoSuchModel(InvalidRequest):
             field="model_path",
         )
         self.summary = f"Failed to get weights iterator: {model_path[:ECHO_LIMIT]} (repository not found)."
-
-
-def _not_updated(error: TureenError) -> Response:
-    """Returns an error with the fields that SGLang's clients read beside our own."""
-    message = error.summary if isinstance(error, NoSuchModel) else f"Failed to update weights: {error.message}"
-    return error_answer(error, {"success": False, "message": message, "num_paused_requests": 0} | error_object(error))
 
 
 def _memory_routes(state: ServerState) -> list[Entry]:
@@ -229,7 +213,7 @@ def _memory_routes(state: ServerState) -> list[Entry]:
 
 
 def _refuse(body: UpdateBody, state: ServerState) -> None:
-    """Raises InvalidRequest for fields of SGLang that are not available, and for `rolling` where it is not."""
+    """Raises InvalidRequest for options that are not available here."""
     wrong = {
         "flush_cache": (not body.flush_cache, "the KV cache of the old weights would be used with the new ones"),
         "is_async": (body.is_async, "the answer is sent when the weights are loaded"),
@@ -240,16 +224,7 @@ def _refuse(body: UpdateBody, state: ServerState) -> None:
     for name, (is_wrong, reason) in wrong.items():
         if is_wrong:
             raise InvalidRequest(f"{name} is not available: {reason}; leave it out", field=name)
-    for name in ("abort_all_requests", "keep_pause"):
-        if body.rolling and getattr(body, name):
-            raise InvalidRequest(
-                f"{name} and rolling exclude each other: rolling neither aborts nor pauses requests; leave one out",
-                field=name,
-            )
-    if body.rolling and not state.client.replicas:
-        raise InvalidRequest(
-            "rolling needs several engines: start the server with --replicas 2, or leave it out", field="rolling"
-        )
+    body.check(state)
 
 
 def _find(model_path: str, state: ServerState) -> ModelSource:
@@ -288,93 +263,6 @@ def _are_alike(served: Tokenizer, loaded: Tokenizer) -> bool:
     return facts[0] == facts[1] and all(
         served.token_bytes(token_id) == loaded.token_bytes(token_id) for token_id in range(served.vocab_size)
     )
-
-
-async def _update(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
-    """Loads the weights of `source` into the engine. Returns how many paused requests go on with them. Raises
-    InvalidRequest; then nothing has changed.
-
-    Waits until running requests have ended, unless they are paused; no request begins meanwhile. Cancelling ends the
-    waiting, but not an update that has begun: that then keeps `turn`, the lock of updates, and the hold on requests.
-    """
-    async with contextlib.AsyncExitStack() as held:
-        await held.enter_async_context(turn)
-        if body.abort_all_requests:
-            _abort_all(state)
-        held.push_async_callback(_let_go, state)
-        while await state.client.call("hold"):
-            await asyncio.sleep(POLL_S)
-        installing = asyncio.ensure_future(_install(source, body, state, held.pop_all()))
-        installing.add_done_callback(_note_failure)
-        return await asyncio.shield(installing)
-
-
-async def _let_go(state: ServerState) -> None:
-    with contextlib.suppress(TureenError):  # an engine that has ended holds nothing
-        await state.client.call("let_go")
-
-
-def _note_failure(installing: asyncio.Future[object]) -> None:
-    """Log why an update failed: its client may have left."""
-    if not installing.cancelled() and (error := installing.exception()) is not None:
-        log.info("the weights were not updated: %s", error)
-
-
-async def _install(
-    source: ModelSource, body: UpdateBody, state: ServerState, held: contextlib.AsyncExitStack
-) -> object:
-    """Does the update itself, and releases `held`, the lock and the hold, at its end."""
-    async with held:
-        num_paused = await state.client.call("update_weights", **_place(source, body))
-        if body.keep_pause:
-            await state.client.call("pause", mode="retract")
-        state.serve_weights(path=body.model_path, version=body.weight_version)
-        if state.common.fronts is not None:
-            await state.common.fronts.tell()  # before requests go on, and answers say what computed them
-    return num_paused
-
-
-async def _roll(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
-    """Loads the weights of `source` into one replica after the other. What has begun goes on when this is cancelled,
-    so that all replicas have the same weights in the end. Returns and raises what `_update` does."""
-
-    async def exchange() -> object:
-        async with turn:
-            num_paused = await state.client.call("roll_weights", version=body.weight_version, **_place(source, body))
-            state.serve_weights(path=body.model_path, version=body.weight_version)
-            return num_paused
-
-    return await asyncio.shield(exchange())
-
-
-def _restarted(state: ServerState, message: str) -> dict[str, Any]:
-    """Returns what an answer says of replicas that could not have the weights like the others; nothing where there are
-    none."""
-    faults = {replica.number: replica.weights_fault for replica in state.client.replicas if replica.weights_fault}
-    if not faults:
-        return {}
-    told = "; ".join(f"replica {number}: {fault}" for number, fault in faults.items())
-    return {
-        "message": f"{message} Some replicas could not load them, and are restarted with them: {told}",
-        "restarted_replicas": list(faults),
-    }
-
-
-def _abort_all(state: ServerState) -> None:
-    """Ends all requests that use the weights, of all fronts."""
-    state.abort(None, "weights")
-    if state.common.fronts is not None:
-        state.common.fronts.abort_all("weights")
-
-
-def _place(source: ModelSource, body: UpdateBody) -> dict[str, Any]:
-    """Returns where the weights are, as the engine's operation `update_weights` takes it."""
-    return {
-        "name": source.name,
-        "path": str(source.path),
-        "format": source.format,
-        "load_format": body.load_format,
-    }
 
 
 def _sections(query: dict[str, str]) -> set[str]:

@@ -57,6 +57,14 @@ def on_shelf(name: str) -> str | None:
     return asked if asked in names else sizes[0] if len(sizes) == 1 else None
 
 
+def of_ollama(name: str) -> str | None:
+    """Returns what a model of Ollama's name is on the hub; None if that is not known. A tag begins with the size."""
+    family, _, tag = name.partition(":")
+    sizes = _on_hub(f"{family}:{tag.partition('-')[0]}")
+    is_size = not tag or any(size == tag.lower().partition("-")[0] for size, _ in sizes)
+    return sizes[0][1] if sizes and is_size else None
+
+
 def _on_hub(name: str) -> list[tuple[str, str]]:
     """Return the sizes of a model of Ollama's name, and what each is on the hub: the size that is asked for first."""
     family, _, asked = name.lower().partition(":")

@@ -51,12 +51,12 @@ def kept_models(config: Config) -> list[KeptModel]:
     from tureen.fetching import hub  # noqa: PLC0415
 
     own = cache_dir(config)
-    models = [KeptModel(_name_of(path, own), path, size) for path, size in downloaded(config) if _is_whole(path)]
+    models = [KeptModel(name_of(path, config), path, size) for path, size in downloaded(config) if _is_whole(path)]
     shared = hub.shared_cache()
     if shared != own / HUB_FOLDER:
         folders = sorted(shared.glob("models--*/snapshots/*"))
         entries = [entry for folder in folders for entry in _weights_below(folder) if _is_whole(entry[0])]
-        models += [KeptModel(_hub_name(path, shared), path, size) for path, size in entries]
+        models += [KeptModel(name_of(path, config), path, size) for path, size in entries]
     return models
 
 
@@ -69,26 +69,46 @@ def _is_whole(path: Path) -> bool:
     return all(path.with_name(name).is_file() for name in ggufs.parts(path.name))
 
 
-def _name_of(path: Path, own: Path) -> str:
-    parts = path.relative_to(own).parts
-    if parts[0] == kept.FOLDER and len(parts) > 1:
-        joined = {name.replace(":", "-"): name for name, model in shelf().models.items() if model.joined_sha256}
-        name, _, version = parts[1].rpartition("-")
-        source = f"{kept.PREFIX}{name}=={version}"
-        known = (each for each, model in shelf().models.items() if model.source == source)
-        return joined.get(parts[1]) or next(known, source)
-    if parts[0] == BUILT_FOLDER and len(parts) == 2 and parts[1] in shelf().models:
+def known_as(model: str, config: Config) -> str:
+    """Returns the one name of a model, also before it is fetched.
+
+    model: as --model-path takes it. Raises StartupError for a path at which nothing exists.
+    """
+    reference = names.parse(model)
+    path = find_here(reference, config)
+    if path is not None:
+        return name_of(path, config)
+    if reference.kind == "wheel":
+        return _name_of_wheel(kept.parse(reference.name).requirement)
+    return f"{reference.name}:{reference.tag}" if reference.tag else reference.name
+
+
+def name_of(path: Path, config: Config) -> str:
+    """Returns the one name of the model at a path, as lists, answers and messages have it.
+
+    That is the name on the shelf, pypi:NAME==VERSION, ORG/NAME or ORG/NAME:TAG of the hub; of other files the name of
+    the GGUF file or of the folder.
+    """
+    own = cache_dir(config)
+    parts = path.relative_to(own).parts if path.is_relative_to(own) else ()
+    if len(parts) > 1 and parts[0] == kept.FOLDER:
+        return _name_of_wheel("==".join(parts[1].rsplit("-", 1)))
+    if len(parts) == 2 and parts[0] == BUILT_FOLDER and parts[1] in shelf().models:
         return parts[1]
-    if parts[0] == HUB_FOLDER and len(parts) > 3:
-        return _hub_name(path, own / HUB_FOLDER)
-    return str(path)
+    for folder in path.parents:
+        if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
+            repository = folder.parent.name.removeprefix("models--").replace("--", "/", 1)
+            is_gguf = path.suffix == ".gguf"
+            return f"{repository}:{ggufs.tag_of(ggufs.stem(path.name))}" if is_gguf else repository
+    return ggufs.stem(path.name) if path.suffix == ".gguf" else path.resolve().name
 
 
-def _hub_name(path: Path, root: Path) -> str:
-    """Returns ORG/NAME for a folder in a hub's cache, ORG/NAME:TAG for a GGUF file."""
-    parts = path.relative_to(root).parts
-    repository = parts[0].removeprefix("models--").replace("--", "/", 1)
-    return repository if path.is_dir() else f"{repository}:{ggufs.tag_of(ggufs.stem(path.name))}"
+def _name_of_wheel(requirement: str) -> str:
+    """Returns the name on the shelf of a model in a wheel, NAME==VERSION, or pypi:NAME==VERSION."""
+    joined = {name.replace(":", "-"): name for name, model in shelf().models.items() if model.joined_sha256}
+    source = f"{kept.PREFIX}{requirement}"
+    known = (name for name, model in shelf().models.items() if model.source == source)
+    return joined.get(requirement.replace("==", "-")) or next(known, source)
 
 
 def unfinished(config: Config) -> list[tuple[Path, int]]:

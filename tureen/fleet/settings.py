@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
 from tureen.config import Config, cache_dir, fields
 from tureen.errors import StartupError, echo
+from tureen.fetching.names import parse
+from tureen.fetching.on_disk import known_as
 from tureen.log import get_logger
 from tureen.runner.embedder import NOT_FOR_EMBEDDINGS
 from tureen.sandbox.budget import helper_bytes
@@ -91,17 +92,13 @@ def for_embeddings(config: Config, own: Container[str]) -> Config:
 
 
 def name_of(config: Config) -> str:
-    """Returns the name of a model, without fetching it: --served-model-name, or the last part of where it comes from.
-    Raises StartupError for a path at which there is no model."""
+    """Returns the name of a model, without fetching it: --served-model-name, or the name that every command has. Raises
+    StartupError for a path at which there is no model."""
     if config.served_model_name is not None:
         return config.served_model_name
-    path = config.model_path
-    if Path(path).expanduser().exists():
-        return resolve_model(path, cache_dir=cache_dir(config)).name
-    if path.startswith((".", "/", "~")) or path.endswith(".gguf"):
-        resolve_model(path, cache_dir=cache_dir(config))  # says what is wrong
-    name = path.partition(":")[2].partition("==")[0] if path.startswith("pypi:") else path
-    return name.rpartition("/")[2]
+    if parse(config.model_path).kind == "path":
+        return resolve_model(config.model_path, cache_dir=cache_dir(config)).name
+    return known_as(config.model_path, config)
 
 
 def check_names(names: Sequence[str]) -> None:

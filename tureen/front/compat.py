@@ -29,7 +29,7 @@ class FieldVerdict(NamedTuple):
 CODE = re.compile(r"`([^`]+)`")
 
 LEAD = """\
-<header><h1>API compatibility</h1><a href="docs">routes and fields</a> <a href="compat.json">as JSON</a>
+<h1>API compatibility</h1> <a href="compat.json">as JSON</a>
 <p>A field takes effect, is refused with an error that names it, or is accepted without effect and reported in the
 answer's header <code>x-tureen-ignored</code>.</p>
 <input id="find" type="search" placeholder="find a field" aria-label="find a field">
@@ -47,7 +47,7 @@ def routes(_: ServerState) -> list[Entry]:
         if "application/json" in kinds and "text/html" not in kinds:
             return _as_json()
         sections = "".join(_section(route) for route in compat_routes())
-        return page("tureen: compatibility", LEAD.format(sections), script=asset("compat.js"))
+        return page("compat", LEAD.format(sections), script=asset("compat.js"))
 
     async def compat_json(_: Request) -> Response:
         return _as_json()

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 
 from tureen.contract.params import ALIASES, GROUP, SamplingParams, Stops
 from tureen.front.compat import compat_routes
-from tureen.front.page import asset, page
+from tureen.front.page import asset, compressed, page
 from tureen.http.dialect import Docs, Entry, dialects
 from tureen.http.replay import MAX_KEY_CHARS
 from tureen.requests.state import ServerState
@@ -94,10 +94,10 @@ def routes(_: ServerState) -> list[Entry]:
     async def openapi(request: Request) -> Response:
         if not encoded:
             encoded.append(msgspec.json.encode(document(request.app.routes, field_types)))
-        return Response(encoded[0], media_type="application/json")
+        return compressed(request, encoded[0], "application/json", {"vary": "accept-encoding"})
 
     async def docs(_: Request) -> Response:
-        return page("tureen API", asset("docs.html"), script=asset("docs.js"))
+        return page("docs", asset("docs.html"), script=asset("docs.js"))
 
     return [
         Entry("/openapi.json", openapi, access="open", docs=Docs("Server", "This document.")),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
-import html
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from importlib import resources
 
 from starlette.requests import Request
@@ -15,6 +16,9 @@ from starlette.types import Scope
 
 from tureen.http.dialect import Docs, Entry
 from tureen.requests.state import ServerState
+
+PAGES = {"": "Playground", "status": "Status", "docs": "API", "compat": "Compatibility"}
+"""The pages that the bar of each of them links, by their routes."""
 
 
 class BrowserEntry(Entry):
@@ -28,9 +32,10 @@ class BrowserEntry(Entry):
 
 def routes(_: ServerState) -> list[Entry]:
     """Returns the page of `/status`. It is open and holds no figure: what its script asks for needs a key."""
+    script = "".join(map(asset, ("tips.js", "plots.js", "status.js")))
 
     async def status(_: Request) -> Response:
-        response = page("tureen: status", asset("status.html"), script=asset("status.js"), style=asset("status.css"))
+        response = page("status", asset("status.html"), script=script, style=asset("status.css"))
         response.headers["vary"] = "accept"
         return response
 
@@ -39,29 +44,58 @@ def routes(_: ServerState) -> list[Entry]:
 
 
 @cache
-def asset(name: str) -> str:
-    """Returns the text of a file in this package's folder `pages`."""
-    return resources.files("tureen.front").joinpath("pages", name).read_text(encoding="utf-8")
+def asset(name: str, folder: str = "pages") -> str:
+    """Returns the text of a file of this package, which is in `folder`."""
+    return resources.files("tureen.front").joinpath(folder, name).read_text(encoding="utf-8")
 
 
-def page(title: str, body: str, script: str = "", style: str = "") -> Response:
-    """Returns a page around `body`, which is HTML. Its Content-Security-Policy allows no other style or script.
+def page(path: str, body: str, script: str = "", style: str = "") -> Response:
+    """Returns the page of the route `path` around `body`: HTML that begins with what the header has after the bar,
+    up to `</header>`. The page's Content-Security-Policy allows no other style or script.
 
-    `style`: rules of this page, behind those of all.
+    `style`: rules of this page, which follow those of all pages.
     """
-    style = asset("style.css") + style
-    code = f"<script>{script}</script>" if script else ""
+    style = asset("shared.css", "playground") + asset("style.css") + style
+    script += asset("theme.js", "playground")
     policy = (
-        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+    icon = asset("icon.svg", "playground")
+    encoded = base64.b64encode(icon.encode()).decode()
     text = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>\n'
-        f"<body>{body}{code}</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>tureen: {PAGES[path]}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:image/svg+xml;base64,{encoded}"><style>{style}</style></head>\n'
+        f"<body><header>{_bar(path, icon)}{body}<script>{script}</script></body></html>\n"
     )
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     return HTMLResponse(text, headers=headers)
+
+
+def compressed(request: Request, content: bytes, media_type: str, headers: Mapping[str, str]) -> Response:
+    """Returns an answer of `content`, compressed if the client takes gzip. `content` is the same for all requests, for
+    it is compressed once and kept."""
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(content, media_type=media_type, headers=headers)
+    return Response(_gzipped(content), media_type=media_type, headers={**headers, "content-encoding": "gzip"})
+
+
+_gzipped = lru_cache(maxsize=64)(gzip.compress)
+
+
+def _bar(path: str, icon: str) -> str:
+    """Returns the bar of the page of a route: icon, links to all pages, and the button of the colours."""
+    links = "".join(
+        f'<a href="{route or "./"}"{" aria-current=page" if route == path else ""}>{name}</a>'
+        for route, name in PAGES.items()
+    )
+    drawn = icon.replace("<svg ", '<svg aria-hidden="true" ')
+    return (
+        f'<div class="top-bar"><p class="brand">{drawn} <span>tureen</span></p>'
+        f'<nav class="pages" aria-label="Pages">{links}</nav><div class="spring"></div>'
+        '<button type="button" id="theme" aria-label="Dark colours" aria-pressed="false">◐</button></div>\n'
+    )
 
 
 def _digest(text: str) -> str:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tureen.errors import NotFound, echo
-from tureen.front.page import BrowserEntry
+from tureen.front.page import BrowserEntry, compressed
 from tureen.http.dialect import Docs, Entry
 from tureen.requests.state import ServerState
 
@@ -28,13 +28,13 @@ def routes(_: ServerState) -> list[Entry]:
     """Returns the route of the page and the one of its files."""
 
     async def index(request: Request) -> Response:
-        return _answer(request, "index.html", {"vary": "accept"})
+        return _answer(request, "index.html", {"vary": "accept, accept-encoding"})
 
     async def file(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files():
             raise NotFound(f"the playground has no file {echo(name)}", code="unknown_route")
-        return _answer(request, name, {})
+        return _answer(request, name, {"vary": "accept-encoding"})
 
     docs = Docs("Server", "The playground, for browsers.", answer="text/html")
     file_docs = docs._replace(summary="A file of the playground.", answer="text/javascript")
@@ -57,7 +57,7 @@ def files() -> frozenset[str]:
 def _read(name: str) -> tuple[bytes, str]:
     """Returns a file's bytes and its entity tag."""
     content = resources.files("tureen.front").joinpath(FOLDER, *name.split("/")).read_bytes()
-    return content, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+    return content, f'W/"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 
 def _suffix(name: str) -> str:
@@ -76,4 +76,4 @@ def _answer(request: Request, name: str, more: dict[str, Any]) -> Response:
     } | more
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type=KINDS[_suffix(name)], headers=headers)
+    return compressed(request, content, KINDS[_suffix(name)], headers)

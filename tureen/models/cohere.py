@@ -14,7 +14,9 @@ from tureen.models.ropes import interleaved
 
 ARCHITECTURES = ("Cohere2ForCausalLM", "CohereForCausalLM")
 FAMILIES = {
-    "Command R7B, Command A": Published("CohereLabs/c4ai-command-r7b-12-2024", "8B, 111B"),
+    "Command R7B, Command A": Published(
+        "CohereLabs/c4ai-command-r7b-12-2024", "8B, 111B", calls="cohere_command3", thoughts="cohere-command3"
+    ),
     "Command R, Aya 23 and Expanse": Published("CohereLabs/aya-expanse-8b", "8B, 32B, 35B"),
 }
 

@@ -15,7 +15,9 @@ from tureen.models.ropes import rope_parameters
 
 ARCHITECTURES = ("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM")
 FAMILIES = {
-    "Hunyuan": Published("tencent/Hunyuan-0.5B-Instruct", "0.5B, 1.8B, 4B, 7B, 80B-A13B", calls="hunyuan"),
+    "Hunyuan": Published(
+        "tencent/Hunyuan-0.5B-Instruct", "0.5B, 1.8B, 4B, 7B, 80B-A13B", calls="hunyuan", thoughts="hunyuan-a13b"
+    ),
 }
 RENAMES = (
     (".self_attn.query_layernorm.", ".self_attn.q_norm."),

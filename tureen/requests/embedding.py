@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -120,8 +121,10 @@ async def _cut(inputs: Texts | list[Prompt], limit: int, tokenizer: Tokenizer) -
     """Returns the prompts, each cut to its first `limit` tokens."""
     if not isinstance(inputs, Texts):
         return [Prompt(prompt.token_ids[:limit]) for prompt in inputs]
-    whole = await tokenising.encode(inputs.texts, tokenizer)
-    plain = await tokenising.encode(inputs.texts, tokenizer, add_special_tokens=False)
+    read = partial(tokenising.beginning, most=limit, tokenizer=tokenizer)
+    texts = await offload.run_each(sum(map(len, inputs.texts)), read, inputs.texts)
+    whole = await tokenising.encode(texts, tokenizer)
+    plain = await tokenising.encode(texts, tokenizer, add_special_tokens=False)
     size = sum(map(len, plain))
     return await offload.run_each(size, lambda pair: Prompt(first_tokens(*pair, limit)), zip(whole, plain, strict=True))
 

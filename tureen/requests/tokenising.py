@@ -16,6 +16,9 @@ from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
 from tureen.text.tokenizer import Tokenizer
 
+SPARE = 16
+"""Tokens after which a cut of a text no longer changes the tokens before it."""
+
 
 async def resolve(
     inputs: Texts | list[Prompt], names: Sequence[str], state: ServerState, media: Sequence[PromptMedia] | None = None
@@ -155,6 +158,15 @@ async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_toke
     """Returns the token ids of each text; tokenizes in a thread when there is much."""
     encoded = partial(tokenizer.encode, add_special_tokens=add_special_tokens)
     return await offload.run_each(sum(map(len, texts)), encoded, texts)
+
+
+def beginning(text: str, most: int, tokenizer: Tokenizer) -> str:
+    """Returns as much of the text as its first `most` tokens need, and more, so that the rest is not tokenized: a body
+    may have megabytes of it."""
+    num_chars = (most + SPARE) * tokenizer.max_token_chars
+    while num_chars < len(text) and len(tokenizer.encode(text[:num_chars], add_special_tokens=False)) < most + SPARE:
+        num_chars *= 2
+    return text[:num_chars]
 
 
 def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:

@@ -85,7 +85,7 @@ def weights(
     "dummy"."""
     if load_format == "dummy":
         return random_weights(config.weights())
-    return wanted_weights(config, _renamed(iter_stored(source, hf), hf, config), progress)
+    return wanted_weights(config, renamed(iter_stored(source, hf), hf, config), progress)
 
 
 def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
@@ -96,17 +96,13 @@ def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Pro
     unread = config.weights()
     total = len(unread)
     shapes = dict(unread)
-    extra = (*GUESSING, *(f"model.layers.{config.num_layers + index}." for index in range(config.extra_layers)))
+    extra = unread_parts(config)
     for stored in unstacked((tensor for tensor in tensors if not tensor.name.startswith(extra)), shapes):
         shape = unread.pop(stored.name, None)
-        if shape is not None and shape != stored.shape and _without_ones(shape) == _without_ones(stored.shape):
+        if shape is not None and is_same_shape(shape, stored.shape):
             stored = stored._replace(shape=shape)
         if shape is None:
-            if config.tie_embeddings and stored.name == "lm_head.weight":
-                continue
-            if config.architecture.endswith(CLASSIFIER) and stored.name.startswith(SCORE):  # see runner/heads.py
-                continue
-            if stored.name.endswith(".bias") and not to_float32(stored).any():  # AutoGPTQ gives one to every matrix
+            if is_not_needed(stored, config):
                 continue
             raise StartupError(
                 f"the model has a weight that its architecture does not: {stored.name}; is config.json its own?"
@@ -124,7 +120,27 @@ def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Pro
         raise StartupError(f"the model lacks {len(unread)} weights: {missing}{', …' if len(unread) > 3 else ''}")
 
 
-def _renamed(tensors: Iterable[Stored], hf: Mapping[str, Any], config: ModelConfig) -> Iterator[Stored]:
+def unread_parts(config: ModelConfig) -> tuple[str, ...]:
+    """Returns the beginnings of the names of weights that predict further tokens, or belong to layers that are not
+    computed."""
+    return (*GUESSING, *(f"model.layers.{config.num_layers + index}." for index in range(config.extra_layers)))
+
+
+def is_not_needed(stored: Stored, config: ModelConfig) -> bool:
+    """Returns whether a weight that the config does not have can be left out."""
+    if stored.name == "lm_head.weight":
+        return config.tie_embeddings
+    if config.architecture.endswith(CLASSIFIER) and stored.name.startswith(SCORE):  # see runner/heads.py
+        return True
+    return stored.name.endswith(".bias") and not to_float32(stored).any()  # AutoGPTQ gives one to every matrix
+
+
+def is_same_shape(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Returns whether two shapes are equal but for dimensions of one."""
+    return [size for size in shape if size != 1] == [size for size in other if size != 1]
+
+
+def renamed(tensors: Iterable[Stored], hf: Mapping[str, Any], config: ModelConfig) -> Iterator[Stored]:
     """Yields the same weights by the names that `ModelConfig.weights` has for them."""
     renames, apart = _renames(hf), getattr(_decoder_of(hf)[0], "apart", None)
     for stored in tensors:
@@ -166,10 +182,6 @@ def unstacked(tensors: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) 
             yield from _split(stored, names, shapes)
         else:
             yield stored
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
 
 
 def _apart(stored: Stored) -> Iterator[Stored]:

@@ -53,12 +53,12 @@ class User:
 
     @property
     def output(self) -> TokenCounts:
-        """The tokens of the output, counted."""
+        """The tokens of the output among the last repeat_last_n, counted."""
         return self.slot.output or NO_COUNTS
 
     @property
     def seen(self) -> TokenCounts:
-        """The tokens of prompt and output, counted."""
+        """The last repeat_last_n tokens of prompt and output, counted."""
         return self.slot.seen or NO_COUNTS
 
 
@@ -123,13 +123,13 @@ def cut(applies: Applies) -> Callable[[Callable[[Ranked], Ids]], Callable[[Ranke
 # The stages. The order in this file is the order applied.
 
 
-@logit_stage(lambda p: p.frequency_penalty != 0.0, Operation.ADD)
+@logit_stage(lambda p: p.has_output_penalty and p.frequency_penalty != 0.0, Operation.ADD)
 def frequency_penalty(user: User) -> Change:
     """Subtracts penalty * count for each token of the output (OpenAI's API reference)."""
     return user.output.ids, user.output.counts * -user.params.frequency_penalty
 
 
-@logit_stage(lambda p: p.presence_penalty != 0.0, Operation.ADD)
+@logit_stage(lambda p: p.has_output_penalty and p.presence_penalty != 0.0, Operation.ADD)
 def presence_penalty(user: User) -> Change:
     """Subtracts the penalty for each token of the output (OpenAI's API reference)."""
     return _same(user.output.ids, -user.params.presence_penalty)

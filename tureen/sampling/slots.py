@@ -5,6 +5,7 @@ It is kept on the host: it is small, and one transfer a stage sends it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,18 @@ from tureen.sampling.custom import CustomState
 
 
 class TokenCounts:
-    """Counts how often each distinct token occurred. Takes memory for the distinct tokens only."""
+    """Counts how often each distinct token occurs among the last `window` tokens; -1 = among all.
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
-        self._ids, counts = np.unique(np.array(token_ids, dtype=np.int64), return_counts=True)
+    Takes memory for the distinct tokens, and for the window. NO_TOKEN has a place in the window, and is not counted.
+    """
+
+    def __init__(self, token_ids: Sequence[int], window: int = -1) -> None:
+        last = token_ids if window < 0 else token_ids[max(0, len(token_ids) - window) :]
+        self._window = None if window < 0 else deque(last)
+        self._size = window
+        self._ids, counts = np.unique(
+            np.array([token_id for token_id in last if token_id != NO_TOKEN], dtype=np.int64), return_counts=True
+        )
         self._counts = counts.astype(np.float64)
         self._places = {token_id: place for place, token_id in enumerate(self._ids.tolist())}
 
@@ -37,13 +46,32 @@ class TokenCounts:
         return self._counts[: len(self._places)]
 
     def add(self, token_id: int) -> None:
-        place = self._places.setdefault(token_id, len(self._places))
-        if place == len(self._ids):
-            spare = 8 + place
-            self._ids = np.concatenate((self._ids, np.zeros(spare, dtype=np.int64)))
-            self._counts = np.concatenate((self._counts, np.zeros(spare)))
-        self._ids[place] = token_id
+        """Counts one more token, and no longer the oldest of a full window."""
+        if self._window is not None:
+            self._window.append(token_id)
+            if len(self._window) > self._size:
+                self._remove(self._window.popleft())
+        place = self._places.get(token_id)
+        if place is None:
+            place = self._places[token_id] = len(self._places)
+            if place == len(self._ids):
+                spare = 8 + place
+                self._ids = np.concatenate((self._ids, np.zeros(spare, dtype=np.int64)))
+                self._counts = np.concatenate((self._counts, np.zeros(spare)))
+            self._ids[place], self._counts[place] = token_id, 0
         self._counts[place] += 1
+
+    def _remove(self, token_id: int) -> None:
+        if token_id == NO_TOKEN:
+            return
+        place = self._places[token_id]
+        self._counts[place] -= 1
+        if self._counts[place] == 0:  # the last token takes its place
+            del self._places[token_id]
+            last = len(self._places)
+            if place != last:
+                moved = int(self._ids[last])
+                self._ids[place], self._counts[place], self._places[moved] = moved, self._counts[last], place
 
 
 @dataclass(slots=True)
@@ -84,13 +112,12 @@ class Slot:
 def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | None = None) -> Slot:
     """Returns a slot in the state in which it would be if every token of state.output_ids had been drawn here."""
     params = state.params
-    known_prompt = tuple(token_id for token_id in state.prompt_ids if token_id != NO_TOKEN)
-    counts_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+    window = params.repeat_last_n
     return Slot(
         state=state,
         stages=stages,
-        output=TokenCounts(state.output_ids) if counts_output else None,
-        seen=TokenCounts(known_prompt + state.output_ids) if params.has_repetition_penalty else None,
+        output=TokenCounts(state.output_ids, window) if params.has_output_penalty else None,
+        seen=TokenCounts(state.prompt_ids + state.output_ids, window) if params.has_repetition_penalty else None,
         custom=custom,
         banned=Banned(state.banned, state.output_ids) if state.banned else None,
         num_outputs=len(state.output_ids),

@@ -13,7 +13,7 @@ from tureen.text.messages import CallArguments, CallStart, Content, Part, Tool
 
 SPACE = re.compile(r"\s*")
 ARGUMENTS = ("arguments", "parameters")
-FIRST_KEY = re.compile(r'\{\s{0,16}"(?:name|arguments|parameters|type|id)"')
+FIRST_KEY = re.compile(r'\{\s{0,16}"(?:name|arguments|parameters|type|id|tool_name|tool_call_id)"')
 MAX_FIRST_CHARS = 32
 """Characters after which an object whose first key is not FIRST_KEY is no call."""
 MAX_NAMED_CHARS = 200
@@ -39,6 +39,7 @@ class CallParser:
 
     MARK = ""  # text that begins a call
     END = ""  # text that may follow a list of calls
+    NAME = "name"  # the key of a call's name
 
     def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
         self._tools = frozenset(tool.name for tool in tools)
@@ -182,7 +183,7 @@ class CallParser:
             self._begin_arguments(self._brackets.take()[:-1])
         elif bracket == "}":
             call = _decoded(self._brackets.take())
-            name, arguments = call.get("name"), _inner(call)
+            name, arguments = call.get(self.NAME), _inner(call)
             if name in self._tools and arguments:
                 self._begin_call(name)
                 self._add_arguments(arguments)
@@ -198,10 +199,10 @@ class CallParser:
             self._give_up()
             return
         self._brackets.text.append("{")
-        if "name" not in call:
+        if self.NAME not in call:
             self._read = self._early_arguments
-        elif call["name"] in self._tools:
-            self._begin_call(call["name"])
+        elif call[self.NAME] in self._tools:
+            self._begin_call(call[self.NAME])
             self._read = self._arguments
         else:
             self._give_up()
@@ -269,7 +270,7 @@ class CallParser:
                 self._text("".join(self._raw))
             self._end_call()
             return
-        name = _decoded('{"":0' + self._brackets.take()).get("name")
+        name = _decoded('{"":0' + self._brackets.take()).get(self.NAME)
         if bracket == "!" or not isinstance(name, str) or name not in self._tools:
             self._give_up()
             return

@@ -10,6 +10,7 @@ from tureen.text.messages import FreeInput, Tool
 INPUT_TAGS = {
     "qwen_xml": ("<parameter=input>\n", "\n</parameter>\n"),
     "minimax_xml": ('<parameter name="input">', "</parameter>\n"),
+    "step3_xml": ('<steptml:parameter name="input">', "</steptml:parameter>\n"),
     "glm_xml": ("\n<arg_key>input</arg_key>\n<arg_value>", "</arg_value>\n"),
     "deepseek_xml": ('<｜DSML｜parameter name="input" string="true">', "</｜DSML｜parameter>\n"),
 }

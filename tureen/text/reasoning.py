@@ -22,6 +22,7 @@ class ReasoningFormat(NamedTuple):
     is_special: bool = False  # the marks are special tokens: they must stay in the text
     calls: str = ""  # the tool-call format whose parser also extracts the reasoning
     answer: str = ""  # the mark between the end and an answer
+    answer_end: str = ""  # the mark after an answer, if its marks are not part of its text
 
 
 _MAY_THINK = ReasoningFormat("<think>", "</think>", starts_inside=False)
@@ -34,14 +35,27 @@ _HARMONY = ReasoningFormat(
     calls="gpt-oss",
     answer="<|channel|>final<|message|>",
 )
+_COHERE = ReasoningFormat(
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    starts_inside=False,
+    is_special=True,
+    answer="<|START_RESPONSE|>",
+    answer_end="<|END_RESPONSE|>",
+)
+_HUNYUAN = _MAY_THINK._replace(answer="\n<answer>\n", answer_end="</answer>")
 
 FORMATS: dict[str, ReasoningFormat] = {
+    "cohere-command3": _COHERE,
+    "cohere-command4": _COHERE._replace(answer="<|START_TEXT|>", answer_end="<|END_TEXT|>"),
     "deepseek-r1": _THINKS,
     "deepseek-v3": _MAY_THINK,
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", starts_inside=False, is_special=True),
     "glm45": _MAY_THINK,
     "gpt-oss": _HARMONY,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷", starts_inside=False),
+    "hunyuan": _HUNYUAN,
+    "hunyuan-a13b": _HUNYUAN,
     "openai-gptoss": _HARMONY,
     "kimi-k2": _MAY_THINK,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", starts_inside=False, is_special=True),
@@ -50,7 +64,7 @@ FORMATS: dict[str, ReasoningFormat] = {
     "seed-oss": ReasoningFormat("<seed:think>", "</seed:think>", starts_inside=False, is_special=True),
     "step3": _THINKS,
 }
-"""Formats by SGLang's names; vLLM writes some of them with `_`."""
+"""Formats by the names of SGLang and vLLM; some are written with `_` there."""
 
 
 def find_reasoning_format(name: str) -> ReasoningFormat | None:
@@ -69,7 +83,10 @@ def reasoning_format(setting: str, template: str) -> ReasoningFormat | None:
         return None
     if setting == "auto":
         formats = dict.fromkeys(form._replace(starts_inside=False) for form in FORMATS.values())
-        return next((form for form in formats if form.begin in template or form.end in template), None)
+        marked = [form for form in formats if form.begin in template or form.end in template]
+        return next((form for form in marked if form.answer_end and form.answer_end in template), None) or next(
+            (form for form in marked if not form.answer_end), None
+        )
     form = find_reasoning_format(setting)
     if form is None:
         raise StartupError(
@@ -82,13 +99,14 @@ def reasoning_format(setting: str, template: str) -> ReasoningFormat | None:
 class ReasoningParser:
     """Splits a text that comes in pieces into Reasoning and Content.
 
-    Reasoning is the text between the marks, if the text begins with the opening mark or `starts_inside`. The marks and
-    the line breaks around them are dropped; every other character is returned once, in order, as soon as it cannot
-    belong to a mark.
+    Reasoning is the text between the marks, if the text begins with the opening mark or `starts_inside`. The marks,
+    those of the answer too, and the line breaks around them are dropped; every other character is returned once, in
+    order, as soon as it cannot belong to a mark.
     """
 
     def __init__(self, form: ReasoningFormat, *, starts_inside: bool | None = None) -> None:
         self._form = form
+        self._answer_mark = form.answer.strip(LINE_BREAKS) if form.answer_end else ""
         self._starts_inside = form.starts_inside if starts_inside is None else starts_inside
         self._read: Callable[[bool], list[Part]] = self._beginning
         self._rest = ""  # text that may begin a mark
@@ -119,7 +137,10 @@ class ReasoningParser:
             self._rest = text[len(self._form.begin) :]
             self._space.clear()
             self._read = self._opened
-        elif is_end or not self._form.begin.startswith(text):
+        elif self._answer_mark and text.startswith(self._answer_mark):
+            self._space.clear()
+            self._read = self._closed
+        elif is_end or not (self._form.begin.startswith(text) or self._answer_mark.startswith(text)):
             self._rest = "".join((*self._space, text))
             self._space.clear()
             self._read = self._opened if self._starts_inside else self._answer
@@ -132,32 +153,48 @@ class ReasoningParser:
         return []
 
     def _reasoning(self, is_end: bool) -> list[Part]:
-        thought, mark, answer = self._rest.partition(self._form.end)
+        return self._marked(Reasoning, self._form.end, is_end)
+
+    def _marked(self, kind: type[Reasoning | Content], end: str, is_end: bool) -> list[Part]:
+        """Reads text up to the mark at its end, and holds back the line breaks before it."""
+        text, mark, rest = self._rest.partition(end)
         if mark:
-            self._rest, self._read = answer, self._closed
-            parts = self._thought(thought)
+            self._rest, self._read = rest, self._closed
+            parts = self._shown(kind, text)
             self._space.clear()
             return parts
-        held = 0 if is_end else overlap(thought, self._form.end)
-        self._rest = thought[len(thought) - held :]
-        return self._thought(thought[: len(thought) - held])
+        held = 0 if is_end else overlap(text, end)
+        self._rest = text[len(text) - held :]
+        return self._shown(kind, text[: len(text) - held])
 
-    def _thought(self, text: str) -> list[Part]:
-        """Returns a piece of reasoning, and holds back the line breaks at its end."""
+    def _shown(self, kind: type[Reasoning | Content], text: str) -> list[Part]:
+        """Returns a piece of text, and holds back the line breaks at its end."""
         shown = text.rstrip(LINE_BREAKS)
         breaks = text[len(shown) :]
         if not shown:
             self._space.append(breaks)
             return []
-        thought = "".join((*self._space, shown))
+        whole = "".join((*self._space, shown))
         self._space = [breaks]
-        return [Reasoning(thought)]
+        return [kind(whole)]
 
-    def _closed(self, _: bool) -> list[Part]:
+    def _closed(self, is_end: bool) -> list[Part]:
         self._rest = self._rest.lstrip(LINE_BREAKS)
-        if self._rest:
+        if self._answer_mark and self._rest.startswith(self._answer_mark):
+            self._rest = self._rest[len(self._answer_mark) :]
+            self._read = self._marked_answer_begun
+        elif self._rest and (is_end or not self._answer_mark.startswith(self._rest)):
             self._read = self._answer
         return []
+
+    def _marked_answer_begun(self, _: bool) -> list[Part]:
+        self._rest = self._rest.lstrip(LINE_BREAKS)
+        if self._rest:
+            self._read = self._marked_answer
+        return []
+
+    def _marked_answer(self, is_end: bool) -> list[Part]:
+        return self._marked(Content, self._form.answer_end, is_end)
 
     def _answer(self, _: bool) -> list[Part]:
         text, self._rest = self._rest, ""

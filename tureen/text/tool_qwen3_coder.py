@@ -1,4 +1,4 @@
-"""Qwen3-Coder and Qwen3.5: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`."""
+"""Qwen3-Coder, Step-3.5: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tureen.text.messages import Tool
 from tureen.text.tagged_parser import TaggedParser
 
 ORDER = 10
-NAMES: tuple[str, ...] = ("qwen3_coder", "qwen3_xml", "mimo")
+NAMES: tuple[str, ...] = ("qwen3_coder", "qwen3_xml", "mimo", "step3p5")
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS: tuple[str, ...] = ("<function=",)
 SPECIAL = False

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tureen.errors import StartupError, echo
 from tureen.weights.mapped import TensorInfo
-from tureen.weights.safetensors import SafetensorsFile, weight_files
+from tureen.weights.safetensors import SafetensorsFile, indexed, weight_files
 
 FLOATS: Final = ("F16", "BF16", "F32")
 DTYPES: Final = {
@@ -77,12 +77,15 @@ class Module:
 
 
 def modules(folder: Path) -> Iterator[Module]:
-    """Yields every module that has tensors, in the order of the files. Raises StartupError naming the file and the
-    fault."""
+    """Yields every module that has tensors, in the order of the files. A tensor counts where the folder's index says
+    that it is. Raises StartupError naming the file and the fault."""
     by_name: dict[str, Module] = {}
+    places = indexed(folder)
     for path in weight_files(folder):
         file = SafetensorsFile(path)
         for info in file.tensors.values():
+            if places.get(info.name, path.name) != path.name:
+                continue
             name, _, part = info.name.rpartition(".")
             by_name.setdefault(name, Module(name)).add(part, file, info)
     yield from by_name.values()

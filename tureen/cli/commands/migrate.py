@@ -6,16 +6,17 @@ import argparse
 import importlib
 import re
 import shlex
-from collections.abc import Iterator
-from pathlib import PurePath
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tureen.cli.flags import CommandParser, subparsers
-from tureen.cli.peer_tables import Peer, load_peers
-from tureen.cli.translation import Note, Translation, translate
+from tureen.cli.peer_tables import Peer, load_peer, load_peers
+from tureen.cli.translation import Note, OwnFlag, Translation, translate
 from tureen.errors import InvalidRequest
+from tureen.files import read_text
 
 HELP = "translate a command of another server"
 ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
@@ -35,7 +36,7 @@ class PeerCommand(NamedTuple):
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the one flag, and the command."""
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="vllm serve …, llama-server …")
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="vllm serve …, ollama create …")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,9 +44,13 @@ def run(options: argparse.Namespace) -> int:
     words = options.line[1:] if options.line[:1] == ["--"] else options.line
     if len(words) == 1:
         words = shlex.split(words[0].replace("\\\n", " "))
-    command = read_command(words, load_peers())
-    result = migrate(command)
-    ours = [*command.variables, "tureen", "serve", *result.arguments]
+    command = read_command(words, [*load_peers(), load_peer("ollama")])
+    migrated = _of_ollama(command) if command.peer.title == "Ollama" else None
+    result = migrate(command) if migrated is None else migrated.result
+    variables = [each for each in command.variables if migrated is None or not each.startswith("OLLAMA_")]
+    ours = [*variables, "tureen", *(["serve"] if migrated is None else migrated.words), *result.arguments]
+    for name, text in ({} if migrated is None else migrated.templates).items():
+        _write(Path(name), text)
     if options.json:
         notes = [dict(zip(("verdict", "theirs", "ours", "why"), note, strict=True)) for note in result.notes]
         print(msgspec.json.encode({"command": ours, "notes": notes, "not_here": result.faults}).decode())
@@ -56,10 +61,37 @@ def run(options: argparse.Namespace) -> int:
 
 def migrate(command: PeerCommand) -> Translation:
     """Returns a command of another server in this one's words."""
+    result = _outside(translate(command.arguments, _own_flags(), [command.peer], is_peers=True), command)
+    arguments, notes = list(result.arguments), list(result.notes)
+    if "--uds" not in arguments:
+        for name, default in command.peer.written.defaults.items():
+            if name not in arguments:
+                arguments += [name, default.value]
+                notes.append(
+                    Note("becomes", f"no {name}", (name, default.value), f"{command.peer.title} {default.why}")
+                )
+    return Translation(arguments, notes, result.faults)
+
+
+def _of_ollama(command: PeerCommand) -> Any:
+    """Returns a command of Ollama in this program's words. Raises InvalidRequest, StartupError."""
+    ollama = importlib.import_module("tureen.cli.ollama")
+    config = importlib.import_module("tureen.config_sources").load({})
+    inside = ["OLLAMA_HOST=0.0.0.0"] if command.is_container else []  # as the image has it
+    variables = [*inside, *command.variables]
+    migrated = ollama.migrate_ollama(command.arguments, variables, _own_flags(), command.peer, config)
+    return migrated._replace(result=_outside(migrated.result, command))
+
+
+def _own_flags() -> Mapping[str, OwnFlag]:
     parser = importlib.import_module("tureen.cli.command_line").parser(["serve"])
     serve = subparsers(parser)[1]
     assert isinstance(serve, CommandParser)
-    result = translate(command.arguments, serve.own_flags(), [command.peer], is_peers=True)
+    return serve.own_flags()
+
+
+def _outside(result: Translation, command: PeerCommand) -> Translation:
+    """Returns a translation with what a container's options say."""
     arguments, notes = list(result.arguments), list(result.notes)
     if command.is_container:
         why = "its variables are kept, its other options are dropped: give paths as on the host"
@@ -69,14 +101,18 @@ def migrate(command: PeerCommand) -> Translation:
         notes.append(
             Note("becomes", f"-p {command.port}", ("--port", command.port), "the container's port on the host")
         )
-    if "--uds" not in arguments:
-        for name, default in command.peer.written.defaults.items():
-            if name not in arguments:
-                arguments += [name, default.value]
-                notes.append(
-                    Note("becomes", f"no {name}", (name, default.value), f"{command.peer.title} {default.why}")
-                )
     return Translation(arguments, notes, result.faults)
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a chat template, unless it is there. Raises InvalidRequest where another file is in its place."""
+    try:
+        if not path.exists():
+            path.write_text(text, encoding="utf-8")
+        elif read_text(path) != text:
+            raise InvalidRequest(f"{path}: exists and differs from the chat template to write; move it away")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path}: the chat template cannot be written: {error}") from None
 
 
 def read_command(words: list[str], peers: list[Peer]) -> PeerCommand:

@@ -29,10 +29,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints a line a fact. Reads headers of files only, also of files on the hub that are not here. Raises
     StartupError."""
-    names, pull = (importlib.import_module(f"tureen.fetching.{name}") for name in ("names", "pull"))
+    names, pull, on_disk = (importlib.import_module(f"tureen.fetching.{name}") for name in ("names", "pull", "on_disk"))
     config = load_config(options)
     reference = names.parse(options.name)
-    rows = [("name", reference.name + (f":{reference.tag}" if reference.tag else ""))]
+    rows = [("name", on_disk.known_as(options.name, config))]
     if reference.kind == "shelf":
         rows += _of_shelf(importlib.import_module("tureen.fetching.shelf").shelf(), reference.name)
     path = pull.find_here(reference, config)

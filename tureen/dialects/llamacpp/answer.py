@@ -151,7 +151,7 @@ class CompletionAnswer:
             for name in path.split("/"):
                 value = value.get(name) if isinstance(value, dict) else None
             if value is not None:
-                picked[path.rpartition("/")[2]] = value
+                picked[path] = value
         return picked
 
 
@@ -163,7 +163,6 @@ def settings_of(output: Output, body: LlamaOptions, context: Context) -> Answer:
         "n_ctx": context.capacity,
         "seed": output.request.seed,
         **{name: getattr(params, PARAMETERS[name]) for name in SHOWN_PARAMETERS},
-        "repeat_last_n": -1,
         "stop": list(params.stop),
         "stream": body.stream,
         "n_probs": body.n_probs,
@@ -174,6 +173,6 @@ def settings_of(output: Output, body: LlamaOptions, context: Context) -> Answer:
 
 def _stop(finish: FinishReason | None) -> tuple[str, str]:
     """Return the kind of the end, and the stop string that was found."""
-    if finish is None or finish.type == "length":
+    if finish is None or finish.type == "length" or finish.pattern:  # the pattern of n_indent
         return ("none" if finish is None else "limit"), ""
     return ("word", finish.matched) if isinstance(finish.matched, str) else ("eos", "")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from tureen.config import MAX_N, MAX_PROMPTS
-from tureen.contract.params import MAX_LOGIT_BIAS, JsonObject, Stops
+from tureen.contract.params import INT64_MAX, MAX_LOGIT_BIAS, JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import planning, telling, tokenising
 from tureen.requests.body import convert, offered
@@ -31,7 +31,23 @@ LEAST_BIAS = -100.0
 MAX_BIAS_CHARS, MAX_PATH_CHARS = 256, 256
 """Most characters of a text that is biased, and of an entry of `response_fields`."""
 
-DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_new_tokens": None}
+DEFAULTS: dict[str, Any] = {
+    "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64, "max_new_tokens": None,
+}  # fmt: skip
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_last_n": 0},
+    "top_k": {"top_k": -1},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+    "dry": {}, "top_n_sigma": {}, "xtc": {}, "infill": {},
+}  # fmt: skip
+"""llama.cpp's samplers, each with the parameters that switch it off. Those without parameters are not here."""
+
+SAMPLER_LETTERS = dict(zip("ekypmtdsxi", SAMPLERS, strict=True))
+MAX_INDENT = 1024
+
 PARAMETERS = {
     "n_predict": "max_new_tokens",
     "max_tokens": "max_new_tokens",
@@ -42,6 +58,7 @@ PARAMETERS = {
     "typical_p": "typical_p",
     "typ_p": "typical_p",
     "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "repeat_last_n",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "stop": "stop",
@@ -56,13 +73,10 @@ PARAMETERS = {
 """llama.cpp's names of sampling parameters -> those of SamplingParams. Some have two; a body has one of them."""
 
 SHOWN_PARAMETERS = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
-    "ignore_eos",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
+    "frequency_penalty", "ignore_eos",
 )  # fmt: skip
 """The parameters that an answer shows in its generation_settings, as they acted."""
-
-PENALTIES = {"repetition_penalty": (1, 0), "presence_penalty": (0,), "frequency_penalty": (0,)}
-"""The penalties that look at `repeat_last_n` tokens, each with the values that turn it off."""
 
 B = TypeVar("B", bound="LlamaOptions")
 
@@ -105,7 +119,9 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repeat_penalty: Annotated[
         float, Meta(gt=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
     ] = 1.0
-    repeat_last_n: Annotated[int, Meta(ge=-1, description="0 turns the three penalties off.")] = -1
+    repeat_last_n: Annotated[
+        int, Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties look at; 0 = no penalties, -1 = all.")
+    ] = 64
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
     ] = 0.0
@@ -132,6 +148,23 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     n_probs: Annotated[
         int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Return the log-probabilities of this many best tokens.")
     ] = 0
+    samplers: Annotated[
+        str | Annotated[list[str], Meta(max_length=64)],
+        Meta(description="Samplers that act, by their names or as a text of their letters; none = all."),
+    ] = ""
+    n_indent: Annotated[
+        int,
+        Meta(ge=0, le=MAX_INDENT, description="End the output before a line that is indented by less; 0 = no bound."),
+    ] = 0
+    t_max_predict_ms: Annotated[
+        int,
+        Meta(
+            ge=-(2**63),
+            le=INT64_MAX,
+            description="End the output at the first line break after this many milliseconds from its first token; 0 "
+            "and less = no limit.",
+        ),
+    ] = -1
     stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
     return_tokens: Annotated[bool, Meta(description="Return the output's token ids.")] = False
     timings_per_token: Annotated[bool, Meta(description="Each event of a stream has timings.")] = False
@@ -196,7 +229,12 @@ def sampling_fields(body: LlamaOptions, payload: Mapping[str, Any], tokenizer: T
         fields["stop"] = [fields["stop"]]
     if "logit_bias" in fields:
         fields["logit_bias"] = _biases(body, tokenizer)
-    _apply_window(body, fields)
+    if body.n_indent:
+        fields["stop_regex"] = (rf"\n[ \t]{{0,{body.n_indent - 1}}}[^ \t]",)
+    if body.samplers:
+        active = _samplers(body.samplers)
+        for name, off in SAMPLERS.items():
+            fields |= {} if name in active else off
     return fields
 
 
@@ -207,16 +245,17 @@ def names_of(payload: Mapping[str, Any]) -> planning.Names:
     return planning.Names("", first | sent)
 
 
-def _apply_window(body: LlamaOptions, fields: dict[str, Any]) -> None:
-    """Turn penalties off that look at no token, and report a window that is not honoured."""
-    active = [name for name, off in PENALTIES.items() if fields.get(name, off[0]) not in off]
-    if not active:
-        return
-    if body.repeat_last_n == 0:
-        for name in active:
-            del fields[name]
-    elif body.repeat_last_n > 0:
-        telling.tell("repeat_last_n", "penalties cover the whole prompt and output, which is -1")
+def _samplers(sent: str | list[str]) -> set[str]:
+    """Return the names of the samplers that a body lists. Raises InvalidRequest."""
+    listed = sent if isinstance(sent, str) else ["typ_p" if name == "typical_p" else name for name in sent]
+    known = SAMPLER_LETTERS if isinstance(sent, str) else dict(zip(SAMPLERS, SAMPLERS, strict=True))
+    for name in listed:
+        if name not in known:
+            raise InvalidRequest(f"samplers may have {', '.join(known)}; got {echo(name)}", field="samplers")
+    names = {known[name] for name in listed}
+    if "infill" in names:
+        telling.tell("samplers", "there is no infill sampler here; the others act")
+    return names
 
 
 def _biases(body: LlamaOptions, tokenizer: Tokenizer) -> dict[int, float]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.types import LogprobSpec
+from tureen.contract.types import FinishReason, LogprobSpec
 from tureen.dialects.llamacpp.answer import LLAMA_ERROR, CompletionAnswer, error_object, error_response
 from tureen.dialects.llamacpp.body import (
     DEFAULTS,
@@ -29,10 +29,15 @@ from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body_wi
 from tureen.http.sse import event
 from tureen.requests import planning
 from tureen.requests.drafts import Draft, Options, Plan, plan_of
-from tureen.requests.generation import Run
+from tureen.requests.generation import Output, Run
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.state import ServerState
+
+TIME_LIMIT = "t_max_predict_ms"
+"""The reason with which an output is aborted that has taken too long. Its client sees a limit, not a failure."""
+
+B = TypeVar("B", bound=LlamaOptions)
 
 _json = msgspec.json.Encoder()
 
@@ -41,11 +46,11 @@ def routes(state: ServerState) -> list[Entry]:
     """Return the routes."""
 
     async def complete(request: Request) -> ASGIApp:
-        payload, body = await read_body_with(request, lambda sent: (sent, parse(sent, LlamaCompletionBody)))
+        payload, body = await _read(request, LlamaCompletionBody)
         return await _respond(body, payload, request, state)
 
     async def infill(request: Request) -> ASGIApp:
-        payload, body = await read_body_with(request, lambda sent: (sent, parse(sent, LlamaInfillBody)))
+        payload, body = await _read(request, LlamaInfillBody)
         return await _respond(body, payload, request, state)
 
     about = Docs(
@@ -67,18 +72,23 @@ def routes(state: ServerState) -> list[Entry]:
     ]
 
 
+async def _read(request: Request, kind: type[B]) -> tuple[dict[str, Any], B]:
+    return await read_body_with(request, lambda sent: (sent, parse(sent, kind)), of_any_type=True)
+
+
 async def _respond(body: LlamaOptions, payload: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
     state.check_accepting()
     plan = await prepared(request, _plan(body, payload, client_name(request), state))
     run = Run(state, plan)
     answers = [CompletionAnswer(output, body, state.context) for output in run.outputs]
     if body.stream:
-        last_words = _stream(run, answers)
-        return await streamed(request, last_words, lambda error: event(_json.encode(error_object(error))))
-    outputs = await unless_gone(request, run.whole())
-    for output in outputs:
-        check_complete(output)
-    size = sum(output.num_logprobs for output in outputs)
+        return await streamed(
+            request,
+            _stream(_updates(run, body, state), answers),
+            lambda error: event(_json.encode(error_object(error))),
+        )
+    await unless_gone(request, _ended(_updates(run, body, state)))
+    size = sum(output.num_logprobs for output in run.outputs)
     wholes = await offload.run_each(size, lambda answer: answer.whole(), answers)
     return Response(_json.encode(wholes if len(wholes) > 1 else wholes[0]), media_type="application/json")
 
@@ -109,11 +119,39 @@ async def _plan(body: LlamaOptions, payload: dict[str, Any], owner: str, state: 
     return plan_of(draft, state)
 
 
-async def _stream(run: Run, answers: list[CompletionAnswer]) -> AsyncGenerator[bytes, None]:
+async def _updates(run: Run, body: LlamaOptions, state: ServerState) -> AsyncGenerator[Output, None]:
+    """Yield the updates of the outputs. End an output at its first line break after `t_max_predict_ms`, counted from
+    its first token. Raises RequestFailed for an output that was aborted."""
+    lines = dict.fromkeys(range(len(run.outputs)), 0)  # number of line breaks of each output
+    async with aclosing(run.updates(interval=1)) as updates:
+        async for output in updates:
+            is_new_line = output.text.count("\n") > lines[output.index]
+            lines[output.index] = output.text.count("\n")
+            if output.finish is not None and output.finish.reason == TIME_LIMIT:
+                output.finish = FinishReason(type="length", length=len(output.token_ids))
+            elif is_new_line and output.finish is None and _is_late(output, body.t_max_predict_ms):
+                state.client.abort(output.request.id, TIME_LIMIT)
+            check_complete(output)
+            yield output
+
+
+def _is_late(output: Output, limit_ms: int) -> bool:
+    first = output.remarks.first
+    return limit_ms > 0 and first is not None and output.elapsed_s - first[0] > limit_ms / 1000
+
+
+async def _ended(updates: AsyncGenerator[Output, None]) -> None:
+    """Wait until all outputs have ended."""
+    async with aclosing(updates):
+        async for _ in updates:
+            pass
+
+
+async def _stream(
+    updates: AsyncGenerator[Output, None], answers: list[CompletionAnswer]
+) -> AsyncGenerator[bytes, None]:
     """Yield an event for each update with new text, and one at the end of each output."""
-    async with aclosing(run.events(interval=1)) as events:
-        async for update in events:
-            check_complete(update.output)
-            answer = answers[update.output.index]
-            for part in answer.new_parts():
+    async with aclosing(updates):
+        async for output in updates:
+            for part in answers[output.index].new_parts():
                 yield event(_json.encode(part))

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from tureen import __version__
 from tureen.dialects.llamacpp.answer import LLAMA_ERROR, error_response
 from tureen.dialects.llamacpp.body import DEFAULTS, TABLES
-from tureen.errors import Unavailable
+from tureen.errors import InvalidRequest, Unavailable
 from tureen.http.dialect import Docs, Entry, read_body_with
 from tureen.requests import tokenising
 from tureen.requests.body import convert, offered
@@ -51,9 +51,12 @@ def routes(state: ServerState) -> list[Entry]:
     async def tokenize(request: Request) -> Response:
         def read(payload: dict[str, Any]) -> LlamaTokenizeBody:
             table = TABLES["tokenize"]
+            for other in ("prompt", "text", "messages"):
+                if payload.get(other) is not None:
+                    raise InvalidRequest(f"content and {other} are both what to tokenize; send one", field=other)
             return convert(offered(payload, LlamaTokenizeBody.__struct_fields__, table), LlamaTokenizeBody, table=table)
 
-        body = await read_body_with(request, read)
+        body = await read_body_with(request, read, of_any_type=True)
         tokenizer = state.context.tokenizer
         [ids] = await tokenising.encode([body.content], tokenizer, add_special_tokens=body.add_special)
         if not body.with_pieces:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import JsonObject, Stops
+from tureen.contract.params import INT64_MAX, JsonObject, Stops
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
@@ -38,8 +38,7 @@ PARAMETERS = {
 }
 """Ollama's names of sampling parameters -> those of SamplingParams."""
 
-NOT_PARAMETERS = ("num_ctx", "repeat_last_n", "explain")
-NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+NOT_PARAMETERS = ("num_ctx", "explain")
 
 Body = TypeVar("Body", bound="OllamaBody")
 
@@ -77,8 +76,8 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 1.0
     repeat_last_n: Annotated[
         int,
-        Meta(ge=-1, description="Tokens that penalties cover: 0 = no penalties, -1 = all. No other value acts."),
-    ] = -1
+        Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties look at; 0 = no penalties, -1 = all."),
+    ] = 64
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
     ] = 0.0
@@ -186,7 +185,6 @@ def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Bod
         fields["options"] = offered(fields["options"], known, TABLES["options"], "options")
     body = convert(fields, kind, table=TABLES["body"])
     _check(body, context)
-    _check_window(body.options.repeat_last_n, sampling_of(body, payload), context)
     return body
 
 
@@ -199,23 +197,6 @@ def _check(body: OllamaBody, context: Context) -> None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     check_keep_alive(body.keep_alive)
-
-
-def _check_window(window: int, requested: Mapping[str, Any], context: Context) -> None:
-    """Raises InvalidRequest for penalties with a window of fewer tokens than the context. Reports such a window as
-    ignored if no penalty is set."""
-    if window < 1 or window >= context.capacity:
-        return
-    server, model = context.defaults
-    merged = {**NO_PENALTIES, **model, **server, **requested}
-    if any(merged[name] not in (off, 0) for name, off in NO_PENALTIES.items()):
-        raise InvalidRequest(
-            f"options.repeat_last_n is {window}, but penalties cover the whole prompt and output here; send -1, or "
-            "leave it out",
-            field="options.repeat_last_n",
-            code="not_available",
-        )
-    telling.tell("options.repeat_last_n", "no penalty is set")
 
 
 def check_context(needed: int | None, context: Context) -> None:
@@ -252,8 +233,6 @@ def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
         del fields["sampling_seed"]
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
-    if body.options.repeat_last_n == 0:
-        fields |= NO_PENALTIES
     if body.format:
         fields["json_schema"] = {"type": "object"} if body.format == "json" else body.format
     return fields

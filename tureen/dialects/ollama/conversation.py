@@ -29,7 +29,7 @@ NAMES = Names(
     {PARAMETERS.get(name, name): f"options.{name}" for name in OllamaOptions.__struct_fields__}
     | {"json_schema": "format"},
 )
-DEFAULTS = {"max_new_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.9}
+DEFAULTS = {"max_new_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_last_n": 64}
 """Ollama's default sampling parameters, which the model's own and the server's go before."""
 
 

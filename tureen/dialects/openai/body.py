@@ -60,6 +60,8 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 TopOrAll = Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
 """A number of alternatives; -1 = the whole vocabulary, as in vLLM."""
 Tokens = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+TokenLimit = Annotated[int, Meta(ge=-2, le=INT64_MAX)]
+"""A value of max_new_tokens; -1 and -2 = up to the context end, as llama.cpp and LM Studio have it."""
 ThinkingBudget = Annotated[
     Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
     Meta(description="Most tokens of reasoning of each choice; the answer follows. For models that think."),
@@ -112,7 +114,7 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
         Meta(description="Same request, same seed, same tokens. Default: random, reported."),
     ] = None
     n_predict: Annotated[
-        Annotated[int, Meta(ge=-2, le=INT64_MAX)] | None,
+        TokenLimit | None,
         Meta(description="llama.cpp's name of max_new_tokens; -1 and -2 = up to the context end."),
     ] = None
     n_cmpl: Annotated[Annotated[int, Meta(ge=1, le=MAX_N)] | None, Meta(description="llama.cpp's name of n.")] = None
@@ -218,7 +220,7 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
             other = renamed.get(target, target)
             raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
         fields[target], renamed[target] = (None if payload[name] is None else getattr(body, name)), name
-    if renamed.get("max_new_tokens") == "n_predict" and fields["max_new_tokens"] < 0:
+    if (fields.get("max_new_tokens") or 0) < 0:
         fields["max_new_tokens"] = None
     add_constraints(_constraints(body), fields, renamed, body.guided_whitespace_pattern)
     return RequestedSampling(fields, Names("", renamed))

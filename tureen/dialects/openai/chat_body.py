@@ -14,7 +14,7 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, Tokens, TopOrAll
+from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
 from tureen.media.base import Modality
@@ -145,11 +145,12 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     prompt_token_ids: Annotated[TokenIds | None, Meta(description="Another name of input_ids.")] = None
     max_completion_tokens: Annotated[
-        Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
+        TokenLimit | None,
+        Meta(description="Most tokens to generate; -1 = up to the context end, which is the default."),
     ] = None
-    max_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
-    max_output_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
-    max_new_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_output_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_new_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_completion_tokens.")] = None
     logprobs: Annotated[bool, Meta(description="Return log-probabilities of the output's tokens.")] = False
     top_logprobs: Annotated[
         TopOrAll | None,

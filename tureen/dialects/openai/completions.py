@@ -16,13 +16,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.config import MAX_N, MAX_PROMPTS
-from tureen.contract.params import INT64_MAX
 from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
-from tureen.dialects.openai.body import Tokens, TopOrAll
+from tureen.dialects.openai.body import TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenBody, TokenNames
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
@@ -50,16 +49,15 @@ class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(description="The prompt: a text, token ids, or a list of texts or of lists of ids."),
     ]
     max_tokens: Annotated[
-        int,
+        TokenLimit,
         Meta(
-            ge=0,
-            le=INT64_MAX,
-            description="Most tokens to generate; 0 = compute the prompt only, to echo its logprobs.",
+            description="Most tokens to generate; -1 = up to the context end, 0 = compute the prompt only, to echo its "
+            "logprobs.",
         ),
     ] = DEFAULT_MAX_TOKENS
-    max_output_tokens: Annotated[Tokens | None, Meta(description="Another name of max_tokens.")] = None
+    max_output_tokens: Annotated[TokenLimit | None, Meta(description="Another name of max_tokens.")] = None
     max_new_tokens: Annotated[
-        Tokens | None, Meta(description="Another name of max_tokens; null = up to the context end.")
+        TokenLimit | None, Meta(description="Another name of max_tokens; null = up to the context end.")
     ] = DEFAULT_MAX_TOKENS
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_N)] | None,

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import IncludeReasoning, Label, ThinkingBudget, Tokens, TopLogprobs
+from tureen.dialects.openai.body import IncludeReasoning, Label, ThinkingBudget, TokenLimit, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, namespaces_of, read_tool_types, tools_of
 from tureen.dialects.openai.token_fields import TokenBody
@@ -84,7 +84,8 @@ class ResponsesBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=
     ]
     instructions: Annotated[str | None, Meta(description="System message.")] = None
     max_output_tokens: Annotated[
-        Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
+        TokenLimit | None,
+        Meta(description="Most tokens to generate; -1 = up to the context end, which is the default."),
     ] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None,
@@ -164,8 +165,6 @@ def chat_of(
     openai_fields.budget_of(body.thinking_token_budget, state)
     taken = {name: value for name, value in payload.items() if name not in TABLE.refused}
     fields, names = openai_fields.requested_sampling(taken, body, "max_output_tokens")
-    if body.max_output_tokens is not None:
-        fields["max_new_tokens"] = body.max_output_tokens
     if body.text is not None and body.text.format is not None:
         names = _add_schema(body.text.format, fields, names)
     tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools), namespaces_of(body.tools))
@@ -188,7 +187,7 @@ def chat_of(
         adapter=openai_fields.adapter(body, state),
         priority=body.priority,
         cache_salt=salt_of(body.cache_salt, body.extra_key),
-        max_prompt_tokens=token_fields.most_prompt_tokens(body, body.max_output_tokens, state.context),
+        max_prompt_tokens=token_fields.most_prompt_tokens(body, fields.get("max_new_tokens"), state.context),
         hidden_states="last" if body.return_hidden_states else "none",
         processor=openai_fields.processor(body, state),
         return_effective=body.return_effective,

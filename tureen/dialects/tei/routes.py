@@ -1,4 +1,5 @@
-"""Serves the API of Text Embeddings Inference: `/embed`, `/rerank`, `/predict`.
+"""Serves the API of Text Embeddings Inference: `/embed`, `/similarity`, `/rerank`, `/predict`, and refuses what needs
+another model.
 
 Source: https://huggingface.github.io/text-embeddings-inference/
 """
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen import __version__
 from tureen.errors import InvalidRequest, TureenError
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_body_with, unless_gone
 from tureen.http.errors import error_answer
@@ -33,7 +36,12 @@ from tureen.requests.waves import Requester
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 ERROR_TYPES = {422: "validation", 413: "validation", 424: "backend", 429: "overloaded", 503: "overloaded"}
-WRONG_MODEL = ("not_an_embedding_model", "not_a_classification_model", "not_a_reranker")
+WRONG_MODEL = ("not_an_embedding_model", "not_a_classification_model", "not_a_reranker", "no_such_model")
+NOT_HERE = {
+    "/embed_sparse": "no model here has a SPLADE head, which sparse embeddings need; send /embed",
+    "/embed_all": "embeddings of single tokens are not kept; send /embed for that of a text",
+}
+"""Routes of the original that answer with the reason why they are not here."""
 
 Truncate = Annotated[bool, Meta(description="Truncate a text that is longer than the context; false refuses it.")]
 Direction = Annotated[
@@ -87,7 +95,36 @@ class TeiPredictBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     truncation_direction: Direction = "Right"
 
 
-B = TypeVar("B", TeiEmbedBody, TeiRerankBody, TeiPredictBody)
+class TeiSentences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The texts of `POST /similarity`."""
+
+    source_sentence: Annotated[str, Meta(min_length=1, description="The text that sentences are compared with.")]
+    sentences: Annotated[
+        list[Annotated[str, Meta(min_length=1)]],
+        Meta(min_length=1, max_length=MAX_INPUTS, description="Texts to compare; at most 2048."),
+    ]
+
+
+class TeiSimilarityParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `parameters` of `POST /similarity`."""
+
+    prompt_name: Annotated[
+        str | None, Meta(description="The model's prompt that is put before each text. Default: none.")
+    ] = None
+    truncate: Truncate = False
+    truncation_direction: Direction = "Right"
+
+
+class TeiSimilarityBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /similarity`."""
+
+    inputs: Annotated[TeiSentences, Meta(description="A text, and the texts to compare it with.")]
+    parameters: Annotated[TeiSimilarityParameters, Meta(description="How texts are embedded.")] = (
+        TeiSimilarityParameters()
+    )
+
+
+B = TypeVar("B", TeiEmbedBody, TeiRerankBody, TeiPredictBody, TeiSimilarityBody)
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -105,10 +142,28 @@ def routes(state: ServerState) -> list[Entry]:
         body = await _read(request, TeiPredictBody, "predict", state)
         return _response(await unless_gone(request, _predict(body, _asker(request), state)))
 
+    async def similarity(request: Request) -> ASGIApp:
+        body = await _read(request, TeiSimilarityBody, "similarity", state)
+        return _response(await unless_gone(request, _similarity(body, _asker(request), state)))
+
+    async def refuse(request: Request) -> ASGIApp:
+        raise InvalidRequest(NOT_HERE[request.url.path], code="no_such_model")
+
+    async def info(_: Request) -> ASGIApp:
+        return _response(facts(state))
+
     texts = {"query": "pets", "texts": ["A cat sleeps.", "Taxes rise."]}
     ranking = _entry("/rerank", rerank, TeiRerankBody, "Order texts by how well they answer a query.", texts)
     ranking.fields = ("texts",)
+    sentences = {"inputs": {"source_sentence": "pets", "sentences": ["A cat sleeps.", "Taxes rise."]}}
+    about = Docs("TEI", "The model, and how much of it a request may use.", error=PLAIN_ERROR)
     return [
+        Entry("/info", info, access="user", docs=about, render_error=error_response),
+        *(
+            _entry(path, refuse, TeiEmbedBody, f"Not here: {why}.", {"inputs": "A cat sleeps."})
+            for path, why in NOT_HERE.items()
+        ),
+        _entry("/similarity", similarity, TeiSimilarityBody, "How similar texts are to one.", sentences),
         _entry("/embed", embed, TeiEmbedBody, "Embed texts.", {"inputs": ["A cat sleeps on the sofa."]}),
         ranking,
         _entry("/predict", predict, TeiPredictBody, "The scores of a classifier's labels.", {"inputs": "Great!"}),
@@ -143,9 +198,10 @@ async def _read(request: Request, kind: type[B], table: str, state: ServerState)
 
     state.check_accepting()
     body = await read_body_with(request, read)
-    if body.truncate and body.truncation_direction.lower() == "left":
+    how = body.parameters if isinstance(body, TeiSimilarityBody) else body
+    if how.truncate and how.truncation_direction.lower() == "left":
         field = "truncation_direction"
-        raise InvalidRequest(f"{field} must be Right with truncate: true, got {body.truncation_direction}", field=field)
+        raise InvalidRequest(f"{field} must be Right with truncate: true, got {how.truncation_direction}", field=field)
     return body
 
 
@@ -159,6 +215,44 @@ def _response(answer: Any) -> Response:
 
 def _limit(*, truncate: bool) -> int | None:
     return WHOLE_CONTEXT if truncate else None
+
+
+def facts(state: ServerState) -> dict[str, Any]:
+    """Return the answer of `/info`: TEI's, with TGI's fields for a model that generates."""
+    info, config, capacity = state.context.info, state.context.config, state.context.capacity
+    about: dict[str, Any] = {
+        "model_id": info.model_name,
+        "model_sha": None,
+        "model_dtype": info.dtype,
+        "max_concurrent_requests": config.max_queued_requests,
+        "max_input_length": capacity,
+        "max_batch_tokens": info.max_total_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": MAX_INPUTS,
+        "auto_truncate": False,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+    if info.classifier is not None:
+        labels = dict(enumerate(info.classifier.labels))
+        kind = "reranker" if len(labels) == 1 else "classifier"
+        about["model_type"] = {kind: {"id2label": labels, "label2id": {label: id for id, label in labels.items()}}}
+    elif info.pooling is not None:
+        about["model_type"] = {"embedding": {"pooling": "last_token" if info.pooling == "last" else info.pooling}}
+    else:
+        about |= {"max_total_tokens": capacity, "max_input_tokens": capacity - 1, "max_best_of": config.max_n}
+        about["max_stop_sequences"] = config.max_stop_strings
+    return about
+
+
+async def _similarity(body: TeiSimilarityBody, requester: Requester, state: ServerState) -> list[float]:
+    texts: Inputs = [body.inputs.source_sentence, *body.inputs.sentences]
+    how = body.parameters
+    waves.check_count(len(texts), "inputs.sentences")
+    whole = TeiEmbedBody(inputs=texts, prompt_name=how.prompt_name, truncate=how.truncate)
+    source, *vectors = await _embed(whole, requester, state)
+    return await offload.run(sum(map(len, vectors)), lambda: (np.array(vectors) @ np.array(source)).tolist())
 
 
 async def _embed(body: TeiEmbedBody, requester: Requester, state: ServerState) -> list[list[float]]:

@@ -1,93 +1,75 @@
-
 "use strict";
-const POLL_MS = 1000, SPAN = 300, WIDTH = 600, HEIGHT = 100, ROW_PX = 22;
-const byId = (id) => document.getElementById(id);
-const count = (value) => Math.round(value).toLocaleString("en-US");
-const counted = (value, one, more = `${one}s`) => `${count(value)} ${Math.round(value) === 1 ? one : more}`;
-const rate = (value) => (value < 100 ? value.toFixed(1) : count(value));
-const time = (value) => (value < 1 ? `${(value * 1000).toFixed(value < 0.1 ? 1 : 0)} ms` : value < 90 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`);
-const share = (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`;
-const PLOTS = [
-  { name: "Output", unit: "tokens/s", format: rate, series: [["output_tokens_per_s", ""]] },
-  { name: "Prompts", unit: "tokens/s", format: rate, series: [["prompt_tokens_per_s", ""]] },
-  { name: "Requests", unit: "", format: count, series: [["num_running", "running"], ["num_waiting", "waiting"]] },
-  { name: "KV cache held by requests", unit: "", format: share, most: 1, series: [["kv_share", ""]] },
-  { name: "Time to first token", unit: "", format: time, series: [["ttft_mean_s", "mean"], ["ttft_p95_s", "95 %"]] },
-  { name: "Time between tokens", unit: "", format: time, series: [["itl_mean_s", "mean"], ["itl_p95_s", "95 %"]] },
-];
+const POLL_MS = 1000, ROW_PX = 22;
 const FACTS = [
-  ["Running", "sglang:num_running_reqs"], ["Waiting", "sglang:num_queue_reqs"], ["Waiting for a grammar", "sglang:num_grammar_queue_reqs"],
-  ["Prompt tokens (finished requests)", "sglang:prompt_tokens_total"], ["Prompt tokens from cache", "sglang:cached_tokens_total"], ["Output tokens (finished requests)", "sglang:generation_tokens_total"],
-  ["Stopped by a stop token or string", 'sglang:num_requests_total{finish_reason="stop"}'], ["Stopped by max tokens", 'sglang:num_requests_total{finish_reason="length"}'],
-  ["Aborted", 'sglang:num_requests_total{finish_reason="abort"}'], ["Failed", 'sglang:num_requests_total{finish_reason="error"}'],
-  ["Preempted", "sglang:num_retracted_requests_total"], ["Engines replaced", "sglang:engine_replacements_total"],
+  ["Running", "sglang:num_running_reqs", "Requests whose tokens are being computed now."],
+  ["Waiting", "sglang:num_queue_reqs", "Requests that wait until others make room."],
+  ["Waiting for a grammar", "sglang:num_grammar_queue_reqs", "Requests whose schema, pattern or grammar is still being compiled."],
+  ["Prompt tokens (finished requests)", "sglang:prompt_tokens_total", "Prompt tokens of all requests that have ended since the start."],
+  ["Prompt tokens from cache", "sglang:cached_tokens_total", "Prompt tokens that the prefix cache had, so that they were not computed again."],
+  ["Output tokens (finished requests)", "sglang:generation_tokens_total", "Generated tokens of all requests that have ended since the start."],
+  ["Stopped by a stop token or string", 'sglang:num_requests_total{finish_reason="stop"}', "Requests that the model ended, or a stop string or stop token."],
+  ["Stopped by max tokens", 'sglang:num_requests_total{finish_reason="length"}', "Requests that reached their token limit or the end of the context."],
+  ["Aborted", 'sglang:num_requests_total{finish_reason="abort"}', "Requests that their client cancelled or left."],
+  ["Failed", 'sglang:num_requests_total{finish_reason="error"}', "Requests that ended with an error of the server."],
+  ["Preempted", "sglang:num_retracted_requests_total", "How often a request gave up its place because the KV cache was full. It is computed again later."],
+  ["Engines replaced", "sglang:engine_replacements_total", "How often a new engine process took the place of one that had crashed or did not answer."],
 ];
+const HEADS = {
+  "state": "Whether the request waits, runs, or waits for its grammar.",
+  "age": "The time since the request arrived.",
+  "tokens/s": "Generated tokens a second since the first one.",
+  "output": "Tokens generated so far.",
+  "prompt": "Tokens of the prompt.",
+  "first token after": "The time from the arrival of the request to its first token.",
+  "client": "The name that belongs to the API key of the request.",
+  "rid": "The id of the request, which /abort_request takes.",
+  "status": "The HTTP status of the answers.",
+  "answers": "Answers with this status since the start.",
+  "replica": "The number of the engine.",
+  "engine": "Whether the engine answers.",
+  "drained": "Whether the engine gets no new requests.",
+  "running": "Requests that the engine computes now.",
+  "waiting": "Requests that wait in the engine.",
+  "queued tokens": "Prompt tokens that still have to be computed.",
+  "replaced": "How often a new process took the place of this engine.",
+  "requests": "Requests that have ended.",
+  "failed": "Requests that ended with an error.",
+  "prompt tokens": "Tokens of the prompts.",
+  "cached": "Prompt tokens that the prefix cache had.",
+  "output tokens": "Generated tokens.",
+  "tokens from start": "Where this piece lies in the prompts that have it.",
+  "length": "Tokens of this piece.",
+  "requests that run with it": "Running requests whose prompts contain this piece.",
+  "prompts that go on behind it": "Different continuations of this piece in the cache.",
+};
+const CACHE = {
+  whole: "The KV cache keeps what the model computed for each token. It is divided into pages.",
+  used: "Pages that running requests need. They stay until the requests end.",
+  cached: "Pages of earlier prompts, kept for requests that begin in the same way. They make room when pages are needed.",
+  free: "Pages that hold nothing.",
+  tree: "Beginnings of prompts that the cache holds. A request with the same beginning does not compute it again.",
+};
 const known = new Map(); // name of a model -> its samples and what shows it
 let isPaused = false, timer = 0, uptime = 0, looks = 0;
-
-function make(tag, attributes, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) name.includes("-") || name === "role" ? node.setAttribute(name, value) : (node[name] = value);
-  node.append(...children);
-  return node;
-}
-
-function drawn(tag, attributes) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
-}
 
 const line = (columns) => make("tr", {}, ...columns.map((text) => make("td", { textContent: text })));
 
 function table(name, heads, rows) {
-  const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { textContent: text, scope: "col" }))));
+  const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, explained(text, HEADS[text])))));
   return make("div", { className: "scroll", role: "region", tabIndex: 0, "aria-label": name }, make("table", {}, head, make("tbody", {}, ...rows)));
 }
 
-function makePlot(plot) {
-  const numbers = plot.series.map(() => make("b", {}));
-  const labels = plot.series.map(([, label], index) => make("span", { className: "number" }, ...(label ? [make("i", { className: index ? "second" : "" })] : []), numbers[index], ` ${[plot.unit, label].filter(Boolean).join(" ")}`));
-  const most = make("span", {}), svg = drawn("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-  const node = make("figure", {}, make("figcaption", {}, make("h3", { textContent: plot.name }), ...labels), svg, make("div", { className: "axis" }, make("span", { textContent: "10 min ago" }), most, make("span", { textContent: "now" })));
-  return { node, update: (samples) => updatePlot(plot, samples, numbers, most, svg) };
-}
-
-function updatePlot(plot, samples, numbers, most, svg) {
-  const newest = samples.length ? samples[samples.length - 1].number : 0;
-  const values = samples.flatMap((sample) => plot.series.map(([name]) => sample[name])).filter((value) => value !== null);
-  const top = plot.most || Math.max(0, ...values) || 1;
-  svg.replaceChildren();
-  const told = plot.series.map(([name, label], index) => {
-    const seen = samples.filter((sample) => sample[name] !== null);
-    const last = seen.length ? plot.format(seen[seen.length - 1][name]) : "none yet";
-    numbers[index].textContent = seen.length ? last : "–";
-    let points = [];
-    const flush = () => { if (points.length) svg.append(drawn("polyline", { points: (points.length > 1 ? points : [points[0], points[0]]).join(" "), ...(index ? { class: "second" } : {}) })); points = []; };
-    for (const sample of samples) {
-      if (sample[name] === null) { flush(); continue; }
-      const x = WIDTH - ((newest - sample.number) / (SPAN - 1)) * WIDTH;
-      points.push(`${x.toFixed(1)},${(HEIGHT - 2 - (sample[name] / top) * (HEIGHT - 6)).toFixed(1)}`);
-    }
-    flush();
-    const range = seen.length ? `, from ${plot.format(Math.min(...seen.map((sample) => sample[name])))} to ${plot.format(Math.max(...seen.map((sample) => sample[name])))}` : "";
-    return `${label ? label + " " : ""}${last}${range}`;
-  });
-  most.textContent = values.length ? `top: ${plot.format(top)}` : "nothing yet";
-  svg.setAttribute("aria-label", `${plot.name}${plot.unit ? `, ${plot.unit}` : ""}, over the last ten minutes: ${told.join("; ")}`);
-}
-
 function pagesOf(pages, pageSize) {
-  const all = pages.used + pages.cached + pages.free || 1, bar = make("div", { className: "bar", role: "img" });
+  const all = pages.used + pages.cached + pages.free || 1, bar = make("div", { className: "held", role: "img" });
   const words = { used: "held by requests", cached: "cached prefixes", free: "free" };
-  const key = Object.entries(words).map(([name, text]) => make("span", {}, make("i", { className: name }), `${count(pages[name])} ${text} (${share(pages[name] / all)})`));
+  const key = Object.entries(words).map(([name, text]) => make("span", {}, make("i", { className: name }), explained(`${count(pages[name])} ${text} (${share(pages[name] / all)})`, CACHE[name])));
   bar.setAttribute("aria-label", `KV cache of ${counted(all, "page")} of ${counted(pageSize, "token")}`);
   for (const name of ["used", "cached"]) {
     const part = make("span", { className: name });
     part.style.width = `${(pages[name] / all) * 100}%`;
     bar.append(part);
   }
-  return [make("h3", { textContent: `KV cache: ${counted(all, "page")} of ${counted(pageSize, "token")}` }), bar, make("p", { className: "key" }, ...key)];
+  return [make("h3", {}, explained(`KV cache: ${counted(all, "page")} of ${counted(pageSize, "token")}`, CACHE.whole)), bar, make("p", { className: "key" }, ...key)];
 }
 
 function laidOut(branches) {
@@ -107,7 +89,7 @@ function laidOut(branches) {
 }
 
 function treeOf(engine, isOpen) {
-  const title = make("h3", { textContent: "Prefix cache" });
+  const title = make("h3", {}, explained("Prefix cache", CACHE.tree));
   if (engine.branches === null) return [title, make("p", { textContent: "The engine did not answer: it is busy, or is being replaced." })];
   if (!engine.branches.length) return [title, make("p", { textContent: "Nothing is cached yet." })];
   const { placed, numRows, width } = laidOut(engine.branches);
@@ -184,7 +166,7 @@ function show(answer) {
     view.plots.forEach((plot) => plot.update(view.samples));
     const health = `Engine: ${model.engine.state}${model.engine.reason ? ` (${model.engine.reason})` : ""}.`;
     replaced(view.parts.health, [make("p", { textContent: health, className: model.engine.state === "healthy" ? "ok" : "failed" }), ...replicasOf(model.replicas)]);
-    replaced(view.parts.facts, FACTS.map(([text, name]) => make("div", {}, make("dt", { textContent: text }), make("dd", { textContent: count(model.figures[name] || 0) }))));
+    replaced(view.parts.facts, FACTS.map(([text, name, about]) => make("div", {}, make("dt", {}, explained(text, about)), make("dd", { textContent: count(model.figures[name] || 0) }))));
     replaced(view.parts.requests, requestsOf(model, answer.is_admin));
     const isOpen = [...view.parts.cache.querySelectorAll("details")].map((one) => one.open);
     replaced(view.parts.cache, model.engines.flatMap((engine, index) => [...(model.engines.length > 1 ? [make("h3", { textContent: `Replica ${index}` })] : []), ...pagesOf(engine.pages, model.page_size), ...(answer.is_admin ? treeOf(engine, Boolean(isOpen[index])) : [])]));

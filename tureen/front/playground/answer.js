@@ -1,12 +1,12 @@
 // Runs a request and writes what comes into nodes.
 //
-// An assistant's node gets: made {model, settings, system, tools, toolChoice, seed, explain, kept, keptText}, text,
+// An assistant's node gets: made {model, settings, system, tools, toolChoice, from, seed, explain, kept, keptText}, text,
 // reasoning, calls, tokens [{id, text, logprob, by, bytes?}], figures {ttft, rate, prompt, cached, completion}, finish,
-// error, state: "waiting" | "running" | "lost" | "done" | "stopped" | "failed".
+// error, isDown (no server answered), state: "waiting" | "running" | "lost" | "done" | "stopped" | "failed".
 
-import { ask, randomSeed, stream } from "./api.js";
+import { ask, randomSeed, ServerDown, stream } from "./api.js";
 import { fullBody, MAX_EXPLAINED, parsedTools, routeOf } from "./request.js";
-import { before, hasPictures, messages, prompt } from "./conversation.js";
+import { hasPictures, messages, prompt, sentBefore } from "./conversation.js";
 
 const explanations = new Map(); // node id -> token index -> explanation; not kept: it can be asked for again
 const promptIds = new Map(); // node id -> token ids of its prompt, of those that were used last
@@ -19,22 +19,23 @@ export function making(conversation, explain = true) {
   delete settings.sampling_seed;
   return {
     model: conversation.model, system: conversation.system, tools: conversation.tools, toolChoice: conversation.toolChoice,
-    settings, seed, kept: [], keptText: "", explain: explain && (settings.max_new_tokens ?? Infinity) * (settings.n ?? 1) <= MAX_EXPLAINED,
+    from: conversation.from ?? "", settings, seed, kept: [], keptText: "", explain: explain && (settings.max_new_tokens ?? Infinity) * (settings.n ?? 1) <= MAX_EXPLAINED,
   };
 }
 
 /** Empties a node, up to what a branch keeps. */
 export function reset(node) {
   const { kept, keptText } = node.made;
-  Object.assign(node, { text: keptText, reasoning: "", calls: [], tokens: [...kept], figures: {}, finish: "", error: "", state: "waiting" });
+  Object.assign(node, { text: keptText, reasoning: "", calls: [], tokens: [...kept], figures: {}, finish: "", error: "", isDown: false, state: "waiting" });
   explanations.delete(node.id);
 }
 
 /**
  * Fills `node`. `more(index)` returns a new node for another choice, where n is larger than 1; `onChange(node)` is
- * called after each change. Never throws: what goes wrong is in the node.
+ * called after each change. `isPatient`: waits for a server that does not answer yet. Never throws: what goes wrong is
+ * in the node.
  */
-export async function run(conversation, node, { signal, onChange, more }) {
+export async function run(conversation, node, { signal, onChange, more, isPatient = false }) {
   reset(node);
   const sentAt = performance.now();
   const nodes = [node];
@@ -50,7 +51,7 @@ export async function run(conversation, node, { signal, onChange, more }) {
     const ids = node.made.kept.length ? await promptIdsOf(conversation, node) : [];
     const body = fullBody(conversation, node, ids);
     const onState = (state) => { for (const one of nodes) one.state = state === "lost" ? "lost" : "running"; nodes.forEach(onChange); };
-    for await (const chunk of stream(routeOf(conversation), body, { signal, onState })) {
+    for await (const chunk of stream(routeOf(conversation), body, { signal, onState, isPatient })) {
       if (chunk.again) nodes.forEach((one) => { reset(one); onChange(one); });
       else take(chunk, nodeOf, sentAt, onChange);
     }
@@ -61,6 +62,7 @@ export async function run(conversation, node, { signal, onChange, more }) {
     else {
       node.error = error.message;
       node.errorField = error.field || "";
+      node.isDown = error instanceof ServerDown;
       settle(nodes, "failed");
     }
   }
@@ -170,7 +172,7 @@ export async function promptIdsOf(conversation, node) {
     keepPrompt(node.id, known);
     return known;
   }
-  const nodes = before(conversation, node), tools = parsedTools(node.made.tools);
+  const nodes = sentBefore(conversation, node), tools = parsedTools(node.made.tools);
   if (hasPictures(nodes)) return [];
   const body = conversation.mode === "chat"
     ? { messages: messages(nodes, node.made.system), ...(tools.length ? { tools, tool_choice: node.made.toolChoice } : {}) }

@@ -19,13 +19,16 @@ export class ApiError extends Error {
   }
 }
 
-/** Fetches; throws Error that says what to do if no server answers, in place of the browser's "Failed to fetch". */
+/** No server answers. */
+export class ServerDown extends Error {}
+
+/** Fetches; throws ServerDown that says what to do, in place of the browser's "Failed to fetch". */
 async function fetched(path, options) {
   try {
     return await fetch(path, options);
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new Error(`The server at ${location.host} does not answer. Check that it is running, then try again.`, { cause: error });
+    throw new ServerDown(`The server at ${location.host} does not answer. Check that it is running, then try again.`, { cause: error });
   }
 }
 
@@ -43,7 +46,7 @@ async function open(path, { body, method, headers, signal }) {
   throw failure;
 }
 
-/** Returns the JSON that a route answers. Throws ApiError; Error for a server that does not answer. */
+/** Returns the JSON that a route answers. Throws ApiError; ServerDown. */
 export async function ask(path, body, options = {}) {
   return (await open(path, { body, ...options })).json();
 }
@@ -80,17 +83,18 @@ const isPassing = (error) => !(error instanceof ApiError) || error.status === 50
 
 /**
  * Yields the chunks of a streamed answer, and {again: true} before its first chunk comes a second time.
- * `onState` is told "lost" when the connection drops, "back" when it goes on. Throws ApiError; AbortError for `signal`.
+ * `onState` is called with "lost" when the connection drops, "back" when it goes on. `isPatient`: waits for a server that
+ * does not answer yet. Throws ApiError; ServerDown; AbortError for `signal`.
  */
-export async function* stream(path, body, { signal, onState }) {
+export async function* stream(path, body, { signal, onState, isPatient = false }) {
   const rid = `playground-${randomName()}`;
   let attempt = 0, round = 0, lastId = null, hasBegun = false;
   // Where the server keeps streams for clients that come back, leaving does not end a request.
   signal.addEventListener("abort", () => { ask("abort_request", { rid: rid + (round || "") }).catch(() => {}); }, { once: true });
-  let response = await open(path, { body: { ...body, rid }, signal });
+  let response = isPatient ? null : await open(path, { body: { ...body, rid }, signal });
   for (;;) {
     try {
-      for await (const event of events(response)) {
+      for await (const event of response ? events(response) : []) {
         if (event.id) lastId = event.id;
         if (attempt) onState("back");
         attempt = 0;

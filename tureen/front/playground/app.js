@@ -1,26 +1,33 @@
 // The page: wires conversations, turns, settings and explanations together.
 
-import { ApiError, ask, getKey, setKey } from "./api.js";
 import { announce, button, byId, counted, dialog, make, tabs } from "./dom.js";
-import { add, before, create, hasPictures, parentOf, select, settleAll, shown } from "./conversation.js";
-import { explanationOf, making, ofModel, run, textOf } from "./answer.js";
+import { add, before, create, isBlank, parentOf, select, settleAll, shown } from "./conversation.js";
+import { explanationOf, making, run, textOf } from "./answer.js";
 import { compareView } from "./compare.js";
+import { composerOf } from "./composer.js";
+import { connection } from "./connection.js";
+import { showContext } from "./context.js";
 import { showPrograms } from "./copyas.js";
 import { explanationView } from "./explain.js";
-import { chosenFiles } from "./exchange.js";
-import { constraintsOf, parametersOf } from "./fields.js";
+import { constraintsOf } from "./fields.js";
 import { letterOf, showHelp } from "./keys.js";
 import { showSettings } from "./settings.js";
-import { exportConversations, importConversations, showConversations } from "./sidebar.js";
+import { exportConversations, importConversations, showConversations, titleOf } from "./sidebar.js";
 import * as store from "./store.js";
 import { lasting } from "./webstorage.js";
 import { turnsView } from "./turns.js";
 
-const SAVE_AFTER_MS = 300, NEAR_END_PX = 80, PROBE_MS = 2000, MAX_PICTURE_BYTES = 8 << 20;
+const SAVE_AFTER_MS = 300, NEAR_END_PX = 80;
 
-const state = { conversations: [], current: null, parameters: [], models: [], canSee: false, view: lasting.getItem("tureen.view") || "text", compare: null, running: new Map(), pictures: [], panel: null, explained: null, unsaved: new Set(), deleted: new WeakSet() };
+const state = { conversations: [], current: null, parameters: [], models: [], canSee: false, contextLength: 0, view: lasting.getItem("tureen.view") || "text", compare: null, running: new Map(), panel: null, explained: null, unsaved: new Set(), deleted: new WeakSet() };
 const explain = { get: () => lasting.getItem("tureen.explain") !== "off", set: (on) => lasting.setItem("tureen.explain", on ? "on" : "off") };
 const stage = byId("stage");
+const composer = composerOf({ canSee: () => state.canSee, onChange: () => { save(); showMeter(); } });
+const server = connection(state, {
+  onLearnt() { if (state.current && !byId("panel-settings").contains(document.activeElement)) { showPanel(); showMeter(); } },
+  onModels() { for (const { node } of state.running.values()) turns.changed(node); },
+  isWaiting: () => [...state.running.values()].some(({ node }) => node.state === "waiting"),
+});
 let saving = 0;
 
 // --- conversations
@@ -37,7 +44,10 @@ function save(conversation = state.current) {
 function flush() {
   clearTimeout(saving);
   saving = 0;
-  for (const one of state.unsaved) store.save(one).catch((error) => announce(`This browser does not keep the conversation: ${error.message}`));
+  for (const one of state.unsaved) {
+    if (isBlank(one)) state.conversations = state.conversations.filter((other) => other !== one);
+    (isBlank(one) ? store.remove(one.id) : store.save(one)).catch((error) => announce(`This browser does not keep the conversation: ${error.message}`));
+  }
   state.unsaved.clear();
 }
 
@@ -48,18 +58,18 @@ function leave() {
 }
 
 function listConversations() {
-  showConversations(byId("conversations"), state.conversations, state.current, byId("search").value, open);
+  showConversations(byId("conversations"), state.conversations, state.current, byId("search").value, { open, rename, remove: askToRemove });
 }
 
 function open(conversation) {
   flush();
   state.current = conversation;
-  state.pictures = [];
   leaveCompare();
   if (conversation.model && state.models.some((one) => one.id === conversation.model)) byId("model").value = conversation.model;
   else conversation.model = byId("model").value;
-  followModel();
-  byId("message").placeholder = conversation.mode === "chat" ? "Say something, such as: What is the capital of Japan?" : "Text to be continued …";
+  server.follow();
+  byId("message").placeholder = conversation.mode === "chat" ? "Message" : "Text to be continued …";
+  composer.show(conversation);
   showPanel();
   showToken(null);
   redraw();
@@ -92,13 +102,13 @@ function start(mode) {
 
 function redraw() {
   const { current } = state;
-  byId("title").textContent = current.title || (current.mode === "chat" ? "New chat" : "New completion");
+  byId("title").textContent = titleOf(current);
   byId("turns").classList.toggle("completion", current.mode === "completion");
   const nodes = shown(current);
   turns.show(current, nodes);
-  byId("turns").dataset.empty = String(!nodes.length);
+  byId("empty").hidden = Boolean(nodes.length) || current.mode !== "chat" || Boolean(state.compare);
   showRunning();
-  showPreviews();
+  showMeter();
   listConversations();
   stage.scrollTop = stage.scrollHeight;
 }
@@ -108,6 +118,13 @@ function showRunning() {
   byId("stop").hidden = !isRunning;
   byId("send").disabled = isRunning;
   if (hadFocus && !isRunning) byId(matchMedia("(pointer: fine)").matches ? "message" : "send").focus(); // a message would open a phone's keyboard
+}
+
+/** Shows how much of the context is taken. */
+function showMeter() {
+  const { current } = state;
+  const point = showContext(current, shown(current), byId("message").value + (current.draft?.files ?? []).map((file) => file.text).join(""), state.contextLength);
+  byId("drop").onclick = () => { actions.beginAt(point); byId("message").focus(); };
 }
 
 /** Returns the answers of the shown conversation that still come. */
@@ -122,7 +139,7 @@ function follow() {
 }
 
 function showPanel() {
-  state.panel = showSettings({ conversation: state.current, parameters: state.parameters, onChange: () => { if (shown(state.current).length) save(); }, modelOf: () => byId("model").value, explain, head: byId("before-fields"), fields: byId("fields") });
+  state.panel = showSettings({ conversation: state.current, parameters: state.parameters, onChange: () => { if (!isBlank(state.current)) save(); showMeter(); }, modelOf: () => byId("model").value, explain, head: byId("before-fields"), fields: byId("fields") });
 }
 
 function setView(view) {
@@ -135,25 +152,27 @@ function setView(view) {
 
 // --- answers
 
-async function answer(conversation, node) {
+async function answer(conversation, node, { isPatient = false } = {}) {
   const stopping = new AbortController();
-  state.running.set(node.id, { conversation, stopping });
+  state.running.set(node.id, { conversation, stopping, node });
+  server.watch();
   const more = (index) => add(conversation, parentOf(conversation, node), { role: "assistant", made: { ...node.made, seed: node.made.seed + index } });
   if (state.current === conversation) redraw();
   const onChange = (changed) => {
     if (state.current !== conversation) return;
     if (!byId(`turn-${changed.id}`)) turns.show(conversation, shown(conversation));
     turns.changed(changed);
-    showLink(changed.state === "lost");
+    server.showLink(changed.state === "lost");
     follow();
   };
-  const nodes = await run(conversation, node, { signal: stopping.signal, onChange, more });
+  const nodes = await run(conversation, node, { signal: stopping.signal, onChange, more, isPatient });
   if (nodes.length > 1) select(conversation, node);
   state.running.delete(node.id);
-  showLink(false);
+  server.showLink(false);
   showRunning();
   if (state.current === conversation) {
     turns.show(conversation, shown(conversation));
+    showMeter();
     if (node.state === "failed" && node.errorField) state.panel.showFault(node.errorField, node.error);
     announce(node.state === "failed" ? node.error : `The answer is complete: ${counted(node.figures.completion ?? 0, "token")}`, { shown: false });
   }
@@ -171,13 +190,8 @@ function requestAnswer(parent, { conversation = state.current, made = making(con
 
 async function send() {
   await ready;
-  const text = byId("message").value;
-  if (runningHere().length || (!text.trim() && !state.pictures.length)) return;
-  const node = add(state.current, shown(state.current).at(-1) ?? null, { role: "user", text, ...(state.pictures.length ? { pictures: state.pictures } : {}) });
-  byId("message").value = "";
-  state.pictures = [];
-  fit();
-  requestAnswer(node);
+  if (runningHere().length || composer.isEmpty()) return;
+  requestAnswer(add(state.current, shown(state.current).at(-1) ?? null, { role: "user", ...composer.take() }));
 }
 
 const stop = () => { for (const { stopping } of runningHere()) stopping.abort(); state.compare?.stop(); };
@@ -188,6 +202,11 @@ const actions = {
   select(node) { select(state.current, node); save(); turns.show(state.current, shown(state.current)); },
   regenerate: (node) => requestAnswer(parentOf(state.current, node)),
   retry(node) { if (!node.made.kept.length) node.made = making(state.current, explain.get()); answer(state.current, node); },
+  retryLater: (node) => answer(state.current, node, { isPatient: true }),
+  goOn: (node) => goOn(state.current, node),
+  roomAfter: ({ figures }) => (state.contextLength && figures.prompt !== undefined ? state.contextLength - figures.prompt - figures.completion : Infinity),
+  isLoading: ({ state: at, made }) => at === "waiting" && ["loading", "unloaded"].includes(state.models.find((one) => one.id === made.model)?.status),
+  beginAt(node) { state.current.from = node?.id ?? ""; save(); turns.show(state.current, shown(state.current)); showMeter(); },
   code: (node) => showPrograms(state.current, node),
   edit(node, text) {
     const { id: _, parent: __, ...rest } = node;
@@ -243,9 +262,10 @@ async function showToken(conversation, node, index) {
   panel.scrollTop = 0;
 }
 
-/** Begins another answer; returns when it has begun. It has the same tokens up to `index`, and there another one. */
+/** Begins another answer; returns when it has begun. It has the same tokens up to `index`, and there `candidate`, if any. */
 async function branch(conversation, node, index, candidate) {
-  const kept = [...node.tokens.slice(0, index).map((token) => ({ ...token, kept: true })), { id: candidate.token_id, text: candidate.text, logprob: null, by: "user" }];
+  const kept = node.tokens.slice(0, index).map((token) => ({ ...token, kept: true }));
+  if (candidate) kept.push({ id: candidate.token_id, text: candidate.text, logprob: null, by: "user" });
   const settings = { ...node.made.settings }, held = constraintsOf(state.parameters).filter((one) => settings[one.name] !== undefined);
   for (const one of held) delete settings[one.name];
   if (held.length) announce("The constraint was about a whole answer: the branch goes on without it.");
@@ -253,10 +273,23 @@ async function branch(conversation, node, index, candidate) {
     const keptText = await textOf(kept.map((token) => token.id), node.made.model);
     if (state.deleted.has(conversation)) return;
     const taken = requestAnswer(parentOf(conversation, node), { conversation, made: { ...node.made, settings, kept, keptText } });
-    if (conversation === state.current) showTaken(conversation, taken, index);
+    if (candidate && conversation === state.current) showTaken(conversation, taken, index);
   } catch (error) {
     announce(error.message);
   }
+}
+
+/**
+ * Goes on with an answer that was cut, as another version. Its tokens are kept; where the answer is parsed as a whole, the
+ * request is sent again with more room: its seed brings the same tokens.
+ */
+function goOn(conversation, node) {
+  const { made, figures } = node, count = node.tokens.length - made.kept.length;
+  const isWhole = constraintsOf(state.parameters).some((one) => made.settings[one.name] !== undefined) || node.reasoning || node.calls.length;
+  const room = isWhole ? Math.min(2 * count, count + actions.roomAfter(node)) : Math.min(count, actions.roomAfter(node));
+  const settings = { ...made.settings, max_new_tokens: room };
+  if (isWhole) return requestAnswer(parentOf(conversation, node), { conversation, made: { ...made, settings } });
+  return branch(conversation, { ...node, made: { ...made, settings } }, node.tokens.length, null);
 }
 
 /** Explains the token that a branch began with; uncovers the branch where the panel covers it. */
@@ -278,6 +311,7 @@ function leaveCompare() {
 }
 
 function setCompare(isOn) {
+  byId("empty").hidden = isOn || Boolean(shown(state.current).length) || state.current.mode !== "chat";
   byId("compare").setAttribute("aria-pressed", String(isOn));
   byId("turns").hidden = isOn;
   byId("composer").hidden = isOn;
@@ -291,7 +325,7 @@ function toggleCompare() {
     explain: (conversation, node, index) => showToken(conversation, node, index),
     adopt(settings, model) {
       state.current.settings = structuredClone(settings);
-      if (model) { state.current.model = model; byId("model").value = model; followModel(); }
+      if (model) { state.current.model = model; byId("model").value = model; server.follow(); }
       leaveCompare();
       showPanel();
       announce("The conversation has these settings now");
@@ -302,106 +336,7 @@ function toggleCompare() {
   state.compare.element.querySelector("textarea").focus();
 }
 
-// --- pictures
-
-async function addPictures(files) {
-  if (!files.length) return;
-  if (!state.canSee) return announce("This model does not see pictures.");
-  for (const file of files) {
-    if (!file.type.startsWith("image/")) announce(`${file.name} is not a picture.`);
-    else if (file.size > MAX_PICTURE_BYTES) announce(`${file.name} is larger than ${MAX_PICTURE_BYTES >> 20} MB.`);
-    else state.pictures.push(await dataUrl(file));
-  }
-  showPreviews();
-}
-
-const dataUrl = (file) => new Promise((resolve, reject) => {
-  const reader = new FileReader();
-  reader.onload = () => resolve(reader.result);
-  reader.onerror = () => reject(reader.error);
-  reader.readAsDataURL(file);
-});
-
-function showPreviews() {
-  byId("previews").replaceChildren(...state.pictures.map((url, index) => make("span", { class: "preview" }, make("img", { src: url, alt: `Picture ${index + 1} of the message` }), button("×", () => { state.pictures.splice(index, 1); showPreviews(); }, { class: "icon", "aria-label": `Remove picture ${index + 1}` }))));
-}
-
-// --- the server
-
-async function connect() {
-  try {
-    const [openapi, models] = await Promise.all([state.parameters.length ? null : ask("openapi.json"), ask("v1/models")]);
-    if (openapi) state.parameters = parametersOf(openapi);
-    state.models = models.data;
-    showModels();
-    await learn(byId("model").value);
-    showLink(false);
-    return true;
-  } catch (error) {
-    if (!state.parameters.length) state.parameters = parametersOf(await ask("openapi.json").catch(() => ({ components: { schemas: { SamplingParams: { properties: {} } } } })));
-    if (!(error instanceof ApiError)) showLink(true);
-    return false;
-  }
-}
-
-function showModels() {
-  const adapters = (id) => state.models.filter((one) => one.parent === id);
-  const option = (one, name = one.id) => make("option", { value: one.id }, name);
-  const options = state.models.filter((one) => !one.parent).flatMap((one) => [option(one), ...adapters(one.id).map((adapter) => option(adapter, `${one.id} + ${adapter.id}`))]);
-  byId("model").replaceChildren(...options);
-  if (state.current?.model && state.models.some((one) => one.id === state.current.model)) byId("model").value = state.current.model;
-  else if (state.current) state.current.model = byId("model").value;
-}
-
-/** Learns what a model sees, and what acts where nothing is set. */
-async function learn(model) {
-  state.learnt = model;
-  const [facts, effective] = await Promise.all([ask(`model_info${ofModel(model)}`).catch(() => ({})), defaultsOf(model)]);
-  if (state.learnt !== model) return;
-  state.canSee = Boolean(facts.has_image_understanding);
-  byId("picture").hidden = !state.canSee;
-  state.parameters = state.parameters.map((one) => (effective[one.name] && !["max_new_tokens", "sampling_seed"].includes(one.name) ? { ...one, defaults: { chat: effective[one.name].value, completion: effective[one.name].value } } : one));
-}
-
-/** Learns of the model that is chosen now, and shows its defaults. */
-async function followModel() {
-  const model = byId("model").value;
-  if (state.learnt === model) return;
-  await learn(model);
-  if (state.learnt === model && !byId("panel-settings").contains(document.activeElement)) showPanel();
-}
-
-/** Returns what acts where nothing is set, which may be the model's makers' or the operator's: asks for an answer of no tokens. */
-async function defaultsOf(model) {
-  const body = { ...(model ? { model } : {}), messages: [{ role: "user", content: " " }], max_tokens: 0, return_effective: true };
-  const answered = await ask("v1/chat/completions", body).catch(() => null);
-  return answered?.choices[0].effective ?? {};
-}
-
-let probing = 0;
-function showLink(isLost) {
-  byId("link").textContent = isLost ? "connection lost" : "";
-  if (!isLost) { clearTimeout(probing); probing = 0; return; }
-  probing ||= setTimeout(async () => { probing = 0; const answered = await ask("health").then(() => true, (error) => error instanceof ApiError); if (!answered) showLink(true); else if (await connect()) showPanel(); }, PROBE_MS);
-}
-
-function askForKey(failure = null) {
-  if (document.querySelector("dialog[open]")) return;
-  const field = make("input", { type: "password", id: "key", autocomplete: "off", value: getKey() });
-  const form = make("form", { class: "key-form", method: "dialog" }, make("label", { for: "key" }, "API key"), field,
-    make("p", { class: "about" }, "It is kept until this tab is closed, and sent to this server only."), ...(failure ? [make("p", { class: "fault", role: "alert" }, failure.message)] : []), make("div", { class: "row" }, make("button", { type: "submit", class: "primary" }, "Use it")));
-  const shownDialog = dialog("API key", form);
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    setKey(field.value.trim());
-    shownDialog.close();
-    if (await connect()) announce("The server takes this key");
-    if (state.current) showPanel();
-  });
-  field.focus();
-}
-
-// --- panels, colours, keys
+// --- panels and keys
 
 function toggle(name, isOpen = document.body.dataset[name] !== "open") {
   if (!isOpen && byId(name).contains(document.activeElement)) byId(`toggle-${name}`).focus();
@@ -410,28 +345,27 @@ function toggle(name, isOpen = document.body.dataset[name] !== "open") {
   if (isOpen && matchMedia("(max-width: 900px)").matches) toggle(name === "side" ? "inspector" : "side", false);
 }
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  byId("theme").setAttribute("aria-pressed", String(theme === "dark"));
+function rename(conversation, title) {
+  if (title !== conversation.title) {
+    conversation.title = title;
+    save(conversation);
+  }
+  listConversations();
+  byId("title").textContent = titleOf(state.current);
 }
 
-function fit() {
-  const area = byId("message");
-  area.style.height = "auto";
-  area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
+function askToRemove(victim) {
+  const asked = dialog("Delete this conversation?", make("p", {}, titleOf(victim)), make("div", { class: "row" }, button("Delete", () => { asked.close(); remove(victim); }, { class: "primary" }), button("Keep", () => asked.close())));
 }
 
-function removeCurrent() {
-  const victim = state.current;
-  const asked = dialog("Delete this conversation?", make("p", {}, victim.title || "It is empty."), make("div", { class: "row" }, button("Delete", async () => {
-    asked.close();
-    state.deleted.add(victim);
-    state.unsaved.delete(victim);
-    for (const { conversation, stopping } of state.running.values()) if (conversation === victim) stopping.abort();
-    state.conversations = state.conversations.filter((one) => one !== victim);
-    await store.remove(victim.id).catch((error) => announce(`This browser still has the conversation: ${error.message}`));
-    start("chat");
-  }, { class: "primary" }), button("Keep", () => asked.close())));
+async function remove(victim) {
+  state.deleted.add(victim);
+  state.unsaved.delete(victim);
+  for (const { conversation, stopping } of state.running.values()) if (conversation === victim) stopping.abort();
+  state.conversations = state.conversations.filter((one) => one !== victim);
+  await store.remove(victim.id).catch((error) => announce(`This browser still has the conversation: ${error.message}`));
+  if (victim === state.current) start("chat");
+  else { listConversations(); byId("search").focus(); }
 }
 
 const selectTab = tabs(document.querySelector("#inspector [role=tablist]"), (tab) => {
@@ -450,34 +384,32 @@ function onKey(event) {
 }
 
 function listen() {
-  const clicks = { "new-chat": () => start("chat"), "new-completion": () => start("completion"), "view-text": () => setView("text"), "view-tokens": () => setView("tokens"), compare: toggleCompare, stop, "open-key": () => askForKey(), help: showHelp, delete: removeCurrent,
+  const clicks = { "new-chat": () => start("chat"), "new-completion": () => start("completion"), "view-text": () => setView("text"), "view-tokens": () => setView("tokens"), compare: toggleCompare, stop, "open-key": () => server.askForKey(), help: showHelp, delete: () => askToRemove(state.current),
     export: () => exportConversations([state.current]), "export-all": () => exportConversations(state.conversations), "toggle-side": () => toggle("side"), "toggle-inspector": () => toggle("inspector"),
-    import: () => importConversations(takeIn),
-    theme: () => { const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; lasting.setItem("tureen.theme", theme); setTheme(theme); },
-    picture: async () => addPictures(await chosenFiles("image/*")) };
+    import: () => importConversations(takeIn), attach: () => composer.choose() };
   for (const [id, act] of Object.entries(clicks)) byId(id).addEventListener("click", () => ready.then(act));
   byId("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-  byId("message").addEventListener("input", fit);
+  for (const one of document.querySelectorAll(".suggestion")) one.addEventListener("click", () => ready.then(() => requestAnswer(add(state.current, null, { role: "user", text: one.textContent }))));
   byId("message").addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); } });
-  byId("message").addEventListener("paste", (event) => { if (event.clipboardData.files.length) { event.preventDefault(); addPictures([...event.clipboardData.files]); } });
+  byId("message").addEventListener("paste", (event) => { if (event.clipboardData.files.length) { event.preventDefault(); composer.attach([...event.clipboardData.files]); } });
   byId("main").addEventListener("dragover", (event) => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); });
-  byId("main").addEventListener("drop", (event) => { if (event.dataTransfer.files.length) { event.preventDefault(); addPictures([...event.dataTransfer.files]); } });
+  byId("main").addEventListener("drop", (event) => { if (event.dataTransfer.files.length) { event.preventDefault(); composer.attach([...event.dataTransfer.files]); } });
   byId("search").addEventListener("input", listConversations);
-  byId("model").addEventListener("change", () => { state.current.model = byId("model").value; if (shown(state.current).length) save(); followModel(); });
+  byId("model").addEventListener("change", () => { state.current.model = byId("model").value; if (!isBlank(state.current)) save(); server.follow(); });
   addEventListener("keydown", onKey);
-  addEventListener("key-wanted", (event) => askForKey(event.detail));
+  addEventListener("key-wanted", (event) => server.askForKey(event.detail));
   addEventListener("pagehide", leave);
 }
 
 async function begin() {
-  setTheme(lasting.getItem("tureen.theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
   toggle("side", innerWidth > 900);
   toggle("inspector", innerWidth > 1180);
   listen();
   state.conversations = await store.all().catch((error) => { announce(`What this browser has kept cannot be read: ${error.message}`); return []; });
   state.conversations.forEach(settleAll);
-  await connect();
+  await server.connect();
   setView(state.view);
+  const typed = byId("message").value; // while the page was loading
   try {
     if (state.conversations.length) open(state.conversations[0]);
     else start("chat");
@@ -485,6 +417,10 @@ async function begin() {
     announce(`The last conversation cannot be shown: ${error.message}`);
     state.current = null;
     start("chat");
+  }
+  if (typed) {
+    byId("message").value = typed;
+    byId("message").dispatchEvent(new Event("input"));
   }
   document.body.dataset.ready = "true";
 }

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { make } from "./dom.js";
 import { parse } from "./fields.js";
+import { labelOf } from "./labels.js";
 
 const WAIT_MS = 350;
 const EXAMPLES = {
@@ -39,7 +40,7 @@ export function jsonFault(text) {
  */
 export function constraintBox(constraints, settings, onChange, modelOf) {
   const current = constraints.find((one) => settings[one.name] !== undefined);
-  const kind = make("select", { id: "constraint-kind", "aria-label": "Kind of constraint" }, make("option", { value: "" }, "no constraint"), ...constraints.map((one) => make("option", { value: one.name }, one.name)));
+  const kind = make("select", { id: "constraint-kind", "aria-label": "Kind of constraint" }, make("option", { value: "" }, "Any text"), ...constraints.map((one) => make("option", { value: one.name }, labelOf(one.name))));
   kind.value = current?.name || "";
   const text = make("textarea", { id: "constraint-text", rows: 7, spellcheck: "false", "aria-label": "Constraint", "aria-describedby": "constraint-verdict constraint-about" });
   const gutter = make("div", { class: "gutter", "aria-hidden": "true" });
@@ -82,7 +83,7 @@ export function constraintBox(constraints, settings, onChange, modelOf) {
     for (const one of constraints) delete settings[one.name];
     const one = chosen();
     editor.hidden = !one;
-    about.textContent = one ? one.meaning : "";
+    about.replaceChildren(...(one ? [make("code", {}, one.name), ` ${one.meaning}`] : []));
     if (!one || !text.value.trim()) {
       asked += 1;
       return say("", "");

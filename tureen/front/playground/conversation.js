@@ -1,7 +1,10 @@
 // A conversation is a tree: an edited or regenerated turn is a sibling of the one before it, and nothing is lost.
 //
-// conversation: {id, title, mode: "chat" | "completion", system, tools, toolChoice, model, settings, nodes, selected, updated}
+// conversation: {id, title, mode: "chat" | "completion", system, tools, toolChoice, model, settings, nodes, selected,
+//   from, draft, updated}; `from` is the id of the first node that is sent ("" = all), `draft` null or {text, pictures,
+//   files}: what is written and not sent.
 // node: {id, parent, role: "user" | "assistant" | "tool", text, …}; `selected` has the child that is shown of each node.
+// A user's node may have pictures (data URLs) and files [{name, text}].
 // What an assistant's node has beside that is written by answer.js.
 
 import { randomName } from "./api.js";
@@ -9,7 +12,7 @@ import { randomName } from "./api.js";
 const TITLE_CHARS = 60, FIRST_SETTINGS = { max_new_tokens: 512 };
 
 export function create(fields = {}) {
-  return { version: 1, id: randomName(), title: "", mode: "chat", system: "", tools: "", toolChoice: "auto", model: "", settings: { ...FIRST_SETTINGS }, nodes: {}, selected: {}, updated: Date.now(), ...fields };
+  return { version: 1, id: randomName(), title: "", mode: "chat", system: "", tools: "", toolChoice: "auto", model: "", settings: { ...FIRST_SETTINGS }, nodes: {}, selected: {}, from: "", draft: null, updated: Date.now(), ...fields };
 }
 
 /** Adds a node below `parent` (null: at the top) and shows it. */
@@ -17,7 +20,7 @@ export function add(conversation, parent, fields) {
   const node = { id: randomName(), parent: parent ? parent.id : null, text: "", ...fields };
   conversation.nodes[node.id] = node;
   conversation.selected[node.parent ?? ""] = node.id;
-  if (!conversation.title && node.role === "user") conversation.title = node.text.trim().slice(0, TITLE_CHARS) || "Picture";
+  if (!conversation.title && node.role === "user") conversation.title = node.text.trim().slice(0, TITLE_CHARS) || node.files?.[0].name || "Picture";
   return node;
 }
 
@@ -50,6 +53,28 @@ export function before(conversation, node) {
   return found;
 }
 
+/** Returns those of `nodes` that are sent: from the one with the id `from` on; all, if it is not among them. */
+export function sent(nodes, from) {
+  return nodes.slice(Math.max(0, nodes.findIndex((node) => node.id === from)));
+}
+
+/** Returns the nodes that an answer is made from. */
+export const sentBefore = (conversation, node) => sent(before(conversation, node), node.made.from);
+
+/** Returns whether a conversation has nothing to keep: no turn and no draft. */
+export function isBlank({ nodes, draft }) {
+  return !Object.keys(nodes).length && !(draft && (draft.text || draft.pictures.length || draft.files.length));
+}
+
+/** Returns a file as a block of Markdown; its fence is longer than any in it. */
+function fenced({ name, text }) {
+  const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) || []).map((run) => run.length + 1)));
+  return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
+}
+
+/** Returns what a turn says: its files, then its text. */
+export const said = (node) => [...(node.files || []).map(fenced), node.text].filter(Boolean).join("\n\n");
+
 /** Returns the messages of a chat, as OpenAI's API takes them. */
 export function messages(nodes, system) {
   const made = nodes.map((node) => {
@@ -58,7 +83,7 @@ export function messages(nodes, system) {
       return { role: "assistant", content: node.text, ...(node.calls?.length ? { tool_calls: node.calls.map(asSent) } : {}) };
     }
     const pictures = (node.pictures || []).map((url) => ({ type: "image_url", image_url: { url } }));
-    return { role: "user", content: pictures.length ? [...pictures, { type: "text", text: node.text }] : node.text };
+    return { role: "user", content: pictures.length ? [...pictures, { type: "text", text: said(node) }] : said(node) };
   });
   return system ? [{ role: "system", content: system }, ...made] : made;
 }

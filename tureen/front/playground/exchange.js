@@ -30,20 +30,23 @@ const haveText = (list) => Array.isArray(list) && list.every((one) => isObject(o
 function checked(one, index) {
   const where = `conversation ${index + 1}`;
   const refuse = (why) => { throw new Error(`${where} ${why}`); };
-  if (!isObject(one?.nodes) || !isObject(one.selected) || !(one.settings === undefined || isObject(one.settings)) || !["title", "system", "tools", "toolChoice", "model"].every((name) => isText(one[name]))) refuse("is damaged: a field is missing or of the wrong kind.");
+  if (!isObject(one?.nodes) || !isObject(one.selected) || !(one.settings === undefined || isObject(one.settings)) || !["title", "system", "tools", "toolChoice", "model", "from"].every((name) => isText(one[name]))) refuse("is damaged: a field is missing or of the wrong kind.");
   for (const [id, node] of Object.entries(one.nodes)) {
     if (!ROLES.includes(node?.role) || typeof node.text !== "string" || node.id !== id || id in {} || (node.parent !== null && !Object.hasOwn(one.nodes, node.parent))) refuse("is damaged: a turn has no role, no text or no place.");
     if (!Array.isArray(node.pictures ?? []) || (node.pictures ?? []).some((url) => !String(url).startsWith("data:image/"))) refuse("has a picture that is not in the file.");
+    if (!isFileList(node.files ?? [])) refuse("is damaged: an attached file has no name or no text.");
     if (node.role === "assistant" && !isAnswer(node)) refuse("is damaged: an answer does not say how it was made.");
   }
   if (!isTree(one.nodes)) refuse("is damaged: a turn comes before itself.");
   if (Object.entries(one.selected).some(([parent, id]) => !Object.hasOwn(one.nodes, id) || one.nodes[id].parent !== (parent || null))) refuse("is damaged: a turn that it shows is missing or elsewhere.");
   settleAll(one);
-  return create({ ...one, id: randomName(), mode: one.mode === "completion" ? "completion" : "chat", updated: Date.now() });
+  return create({ ...one, id: randomName(), draft: null, mode: one.mode === "completion" ? "completion" : "chat", updated: Date.now() });
 }
 
+const isFileList = (files) => haveText(files) && files.every((file) => typeof file.name === "string");
+
 function isAnswer({ made, figures, calls, tokens, reasoning, error, state }) {
-  return isObject(made) && isObject(made.settings) && haveText(made.kept) && ["model", "system", "tools", "toolChoice", "keptText"].every((name) => isText(made[name]))
+  return isObject(made) && isObject(made.settings) && haveText(made.kept) && ["model", "system", "tools", "toolChoice", "keptText", "from"].every((name) => isText(made[name]))
     && isObject(figures) && Object.values(figures).every((value) => typeof value === "number")
     && Array.isArray(calls) && calls.every((call) => isObject(call) && isText(call.id) && typeof call.name === "string" && typeof call.arguments === "string")
     && haveText(tokens) && [reasoning, error, state].every(isText);

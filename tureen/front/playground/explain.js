@@ -1,6 +1,7 @@
-// Draws why a token was chosen: its candidates after each stage of sampling, as bars, and the draw.
+// Draws why a token was chosen: a table of its candidates with a column for each stage of sampling, and sentences.
 
-import { button, counted, make } from "./dom.js";
+import { button, make } from "./dom.js";
+import { rowsOf, sentencesOf } from "./stages.js";
 import { percent, spelled } from "./tokens.js";
 
 const CHOSEN = {
@@ -9,87 +10,56 @@ const CHOSEN = {
   grammar: "Forced: the constraint left no other token.",
   budget: "Forced: the limit of the reasoning was reached.",
 };
-const STAGE_NAMES = { model: "The model", grammar: "Constraint", draw: "Draw" };
-const LEAST_SHARE = 0.0005; // narrower shares are not drawn
+const BASE = "Each figure is the probability of a token after the stage, as a share of all tokens that are left.";
+const ENDS = { cut: "cut", forbidden: "forbidden", gone: "" };
 
-const stageName = (stage) => STAGE_NAMES[stage.stage] || stage.stage;
-const parameterOf = (stage) => (stage.value === undefined || stage.value === null ? "" : typeof stage.value === "object" ? "" : ` ${stage.value}`);
-
-function bar(p) {
-  const element = make("span", { class: "bar", "aria-hidden": "true" });
-  element.style.setProperty("--share", `${(p * 100).toFixed(2)}%`);
+function styled(element, values) {
+  for (const [name, value] of Object.entries(values)) element.style.setProperty(`--${name}`, `${value * 100}%`);
   return element;
 }
 
-function change(p, previous, isRemoved) {
-  if (isRemoved) return previous === 0 ? "" : "removed";
-  if (previous === null || Math.abs(p - previous) < 0.0005) return "";
-  return p > previous ? "▲" : "▼";
+/** Returns a cell of the draw: the token's part of the line from 0 to 1, and where the random number is on it. */
+function drawCell({ share, isChosen }, random) {
+  if (!share) return make("td", {});
+  const [start, end] = share;
+  const line = make("span", { class: "draw-line", "aria-hidden": "true" }, styled(make("span", { class: "share" }), { start, width: end - start }), styled(make("span", { class: "needle" }), { start: random }));
+  return make("td", { class: "draw" }, line, make("span", { class: "number" }, `${start.toFixed(3)}–${end.toFixed(3)}`, isChosen ? make("span", { class: "hidden-text" }, `, has the random number ${random.toFixed(3)}`) : null));
 }
 
-function stageElement(explanation, stage, previous) {
-  const rows = explanation.candidates.map((candidate, index) => {
-    const p = stage.probabilities[index];
-    const isRemoved = p === 0 && (stage.kept !== undefined || stage.logits?.[index] === null || previous?.probabilities[index] === 0);
-    const isChosen = candidate.token_id === explanation.token_id;
-    return make("tr", { class: [isChosen ? "chosen" : "", isRemoved ? "removed" : ""].join(" ").trim() || null },
-      make("th", { scope: "row" }, spelled(candidate.text), isChosen ? make("span", { class: "hidden-text" }, " (chosen)") : null),
-      make("td", { class: "bars" }, bar(p)),
-      make("td", { class: "number" }, percent(p)),
-      make("td", { class: "change" }, change(p, previous ? previous.probabilities[index] : null, isRemoved)));
-  });
-  const kept = stage.kept === undefined ? null : make("span", { class: "muted" }, `keeps ${counted(stage.kept, "token")}`);
-  return make("section", { class: "stage" },
-    make("h3", {}, make("span", {}, stageName(stage), make("code", {}, parameterOf(stage))), kept),
-    make("table", { "aria-label": `After the stage ${stageName(stage)}` }, make("tbody", {}, ...rows)));
+function rowElement(row, random, take) {
+  const { candidate, isChosen, isForbidden, isCut, cells } = row, name = spelled(candidate.text);
+  const label = `Take ${name} instead, ${isForbidden ? "forbidden" : `${percent(cells[0].p)}${isCut ? ", cut" : ""}`}`;
+  const head = isChosen || !take ? make("span", { class: "candidate" }, name, isChosen ? make("span", { class: "hidden-text" }, " (chosen)") : null)
+    : button(name, () => take(candidate), { class: isCut ? "take cut" : "take", disabled: isForbidden, title: `Take this token instead (${candidate.token_id})`, "aria-label": label });
+  return make("tr", { class: [isChosen ? "chosen" : "", isCut ? "removed" : ""].join(" ").trim() || null },
+    make("th", { scope: "row" }, head),
+    ...cells.map(({ p, end }) => (end ? make("td", { class: "number end" }, ENDS[end]) : styled(make("td", { class: "number" }, percent(p)), { share: p }))),
+    ...(random === null ? [] : [drawCell(row, random)]));
 }
 
-/** Draws the shares of [0, 1) that candidates have, and the random number. */
-function drawElement(explanation, stage) {
-  const shares = explanation.candidates.map((candidate, index) => ({ candidate, start: stage.starts[index], end: stage.ends[index] }))
-    .filter(({ start, end }) => start !== null && end - start > LEAST_SHARE);
-  const line = make("div", { class: "shares", role: "img", "aria-label": `The random number ${explanation.random.toFixed(4)} lies in the share of ${spelled(explanation.text)}` });
-  for (const { candidate, start, end } of shares) {
-    const share = make("span", { class: candidate.token_id === explanation.token_id ? "share chosen" : "share" }, end - start > 0.12 ? spelled(candidate.text) : "");
-    share.style.setProperty("--start", `${start * 100}%`);
-    share.style.setProperty("--width", `${(end - start) * 100}%`);
-    line.append(share);
-  }
-  const needle = make("span", { class: "needle" });
-  needle.style.setProperty("--start", `${explanation.random * 100}%`);
-  line.append(needle);
-  return make("section", { class: "stage" },
-    make("h3", {}, make("span", {}, "Draw"), make("span", { class: "muted" }, `random number ${explanation.random.toFixed(6)}`)), line);
+function legend(canTake) {
+  const parts = [["chosen", "chosen"], ["filled", "the fill is the probability"], ["end", "cut or forbidden by this stage"]];
+  return make("p", { class: "legend" }, ...parts.map(([kind, text]) => make("span", { class: `key-${kind}` }, text)), canTake ? make("span", {}, "choose a token to take it instead") : null);
 }
 
-/** Returns the tokens that may be taken in place of the one that was, the model's likeliest first. */
-function alternatives(explanation) {
-  const stages = explanation.stages || [];
-  if (!stages.length) return [];
-  const model = stages[0].probabilities, last = stages[stages.length - 1].probabilities;
-  return explanation.candidates
-    .map((candidate, index) => ({ ...candidate, model: model[index], last: last[index], isForbidden: stages.some((stage) => stage.logits && stage.logits[index] === null) }))
-    .filter((candidate) => candidate.token_id !== explanation.token_id)
-    .sort((a, b) => b.model - a.model || b.last - a.last);
-}
-
-/** Returns [name, value] of a drawn token's probability by the model alone, and in the draw: a forced one had no choice. */
-function probabilities(explanation) {
-  const place = explanation?.candidates?.findIndex((one) => one.token_id === explanation.token_id) ?? -1, stages = explanation?.stages || [];
-  if (place < 0 || !stages.length) return [];
-  return [["by the model", stages[0]], ["in the draw", stages.at(-1)]].map(([name, stage]) => [name, percent(stage.probabilities[place])]);
+/** Returns the table: a row for each candidate, a column for each stage. `take(candidate)`; null: tokens are not to be taken. */
+function table(explanation, sentences, take) {
+  const random = explanation.stages.some((stage) => stage.stage === "draw") ? explanation.random : null;
+  const columns = sentences.filter(({ name }) => name !== "choice");
+  const heads = columns.map(({ name, value }, index) => make("th", { scope: "col" }, make("small", {}, `${index + 1} `), name.replaceAll("_", "_\u200b"), value ? make("b", {}, ` ${value}`) : null));
+  return make("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Candidates after each stage" },
+    make("table", { class: "candidates", "aria-describedby": "base" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "token"), ...heads)),
+      make("tbody", {}, ...rowsOf(explanation).map((row) => rowElement(row, random, take)))));
 }
 
 /** Returns the view of a token. `onTake(candidate)` branches with another token; null: this answer cannot be branched. */
 export function explanationView(node, index, explanation, onTake) {
   const token = node.tokens[index];
   const why = token.by === "user" ? "Taken by you, when the answer was branched." : token.kept ? "Kept from the answer that was branched." : CHOSEN[explanation?.chosen_by ?? token.by] || "";
-  const facts = make("dl", { class: "facts" },
-    ...[["token", token.id], ["place", index + 1], ...probabilities(explanation)].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
+  const facts = make("dl", { class: "facts" }, ...[["token", token.id], ["place", index + 1]].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
   const parts = [make("div", { class: "chosen-token" }, spelled(token.text)), make("p", {}, why), facts];
   if (explanation?.guessed) parts.push(make("p", { class: "muted" }, "Speculation had guessed it; it was drawn all the same."));
-  const taken = explanation ? alternatives(explanation) : [];
-  if (onTake && taken.length) {
+  if (explanation?.stages?.length) {
     let isTaking = false;
     const take = async (candidate) => {
       if (isTaking) return;
@@ -97,15 +67,8 @@ export function explanationView(node, index, explanation, onTake) {
       await onTake(candidate);
       isTaking = false;
     };
-    const list = make("div", { class: "alternatives", role: "group", "aria-label": "Take another token" });
-    for (const candidate of taken) {
-      const label = candidate.isForbidden ? "forbidden" : `${percent(candidate.model)}${candidate.last > 0 ? "" : ", cut"}`;
-      list.append(button(spelled(candidate.text), () => take(candidate), { class: candidate.last > 0 ? "take" : "take cut", disabled: candidate.isForbidden, title: `token ${candidate.token_id}`, "aria-label": `Take ${spelled(candidate.text)} instead, ${label}` }));
-      list.lastElementChild.append(make("small", {}, label));
-    }
-    parts.push(make("h3", {}, make("span", {}, "Take another"), make("span", { class: "muted" }, "probability by the model")), list);
+    const sentences = sentencesOf(explanation);
+    parts.push(make("ol", { class: "sentences" }, ...sentences.map(({ text }) => make("li", { class: "stage" }, text))), make("p", { class: "base", id: "base" }, BASE), table(explanation, sentences, onTake && take), legend(onTake));
   }
-  const stages = explanation?.stages || [];
-  stages.forEach((stage, place) => parts.push(stage.stage === "draw" ? drawElement(explanation, stage) : stageElement(explanation, stage, stages[place - 1])));
   return make("div", { class: "explanation" }, ...parts);
 }

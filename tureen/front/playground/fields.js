@@ -1,10 +1,12 @@
 // The form of the sampling parameters. Names, groups, bounds, defaults and meanings are those of /openapi.json.
 
 import { button, make } from "./dom.js";
+import { labelOf, OFTEN_USED } from "./labels.js";
 
 const LARGEST = 2 ** 53; // bounds beyond are those of the number's format
-const FIRST_GROUP = "Sampling"; // of the groups that are declared; it is open
+const FIRST_GROUP = "Often used"; // it is open
 const SLIDER_STEPS = 100;
+const SLIDER_ENDS = { temperature: 2 }; // of parameters without a bound
 const UNSET = { max_new_tokens: "what the context leaves", sampling_seed: "random", stream_interval: "the server's" }; // what acts without a value
 
 /** Returns the parameters, in the order of the document: [{name, group, kind, kinds, defaults, meaning}]. `defaults` has a value for each mode of a conversation. */
@@ -22,7 +24,8 @@ export function parametersOf(openapi) {
 export const constraintsOf = (parameters) => parameters.filter((one) => one.group === "Constraint" && one.defaults.chat === null);
 
 const least = (kind) => kind.minimum ?? kind.exclusiveMinimum;
-const hasRange = (kind) => kind.type === "number" && least(kind) !== undefined && kind.maximum !== undefined;
+const endOf = ({ name, kind }) => kind.maximum ?? SLIDER_ENDS[name];
+const hasRange = (parameter) => parameter.kind.type === "number" && least(parameter.kind) !== undefined && endOf(parameter) !== undefined;
 
 export function boundsOf(kind) {
   const parts = [];
@@ -95,11 +98,11 @@ export function settingsForm(parameters, settings, onChange, mode, prefix = "fie
     const id = `${prefix}-${parameter.name}`, { kind } = parameter;
     const standard = written(kind, parameter.defaults[mode]) || UNSET[parameter.name] || "none";
     const input = control(parameter, id, settings[parameter.name], standard);
-    const slider = hasRange(kind) ? make("input", { type: "range", min: least(kind), max: kind.maximum, step: (kind.maximum - least(kind)) / SLIDER_STEPS, value: settings[parameter.name] ?? parameter.defaults[mode], "aria-label": `${parameter.name}, slider`, tabindex: -1 }) : null;
+    const slider = hasRange(parameter) ? make("input", { type: "range", min: least(kind), max: endOf(parameter), step: (endOf(parameter) - least(kind)) / SLIDER_STEPS, value: settings[parameter.name] ?? parameter.defaults[mode], "aria-label": `${labelOf(parameter.name)}, slider`, tabindex: -1 }) : null;
     const fault = make("p", { class: "fault", role: "alert", hidden: true });
     const about = make("p", { class: "about", id: `${id}-about` }, parameter.meaning, make("span", { class: "bounds" }, boundsOf(kind)));
-    const clear = button("default", () => { input.value = ""; read(); input.focus(); }, { class: "clear", hidden: true, "aria-label": `${parameter.name}: back to the default` });
-    const element = make("div", { class: "field" }, make("div", { class: "field-head" }, make("label", { for: id }, parameter.name), clear), make("div", { class: "field-input" }, input, slider), fault, about);
+    const clear = button("default", () => { input.value = ""; read(); input.focus(); }, { class: "clear", hidden: true, "aria-label": `${labelOf(parameter.name)}: back to the default` });
+    const element = make("div", { class: "field" }, make("div", { class: "field-head" }, make("label", { for: id }, labelOf(parameter.name), " ", make("code", {}, parameter.name)), clear), make("div", { class: "field-input" }, input, slider), fault, about);
     function show(message) {
       fault.textContent = message && `${parameter.name} ${message}`;
       fault.hidden = !message;
@@ -127,9 +130,8 @@ export function settingsForm(parameters, settings, onChange, mode, prefix = "fie
     return element;
   }
 
-  const groups = [...groupedBy(parameters)].sort(([one], [other]) => (other === FIRST_GROUP) - (one === FIRST_GROUP));
   const element = make("div", { class: "fields" });
-  for (const [title, members] of groups) {
+  for (const [title, members] of groupedBy(parameters)) {
     element.append(make("details", { open: title === FIRST_GROUP }, make("summary", {}, title), ...members.map(row)));
   }
   return {
@@ -138,8 +140,10 @@ export function settingsForm(parameters, settings, onChange, mode, prefix = "fie
   };
 }
 
+/** Returns the parameters by group: first those that most people use. */
 function groupedBy(parameters) {
-  const groups = new Map();
-  for (const one of parameters) groups.set(one.group, [...(groups.get(one.group) || []), one]);
+  const often = OFTEN_USED.map((name) => parameters.find((one) => one.name === name)).filter(Boolean);
+  const groups = new Map(often.length ? [[FIRST_GROUP, often]] : []);
+  for (const one of parameters) if (!often.includes(one)) groups.set(one.group, [...(groups.get(one.group) || []), one]);
   return groups;
 }

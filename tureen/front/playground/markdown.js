@@ -3,6 +3,7 @@
 
 import "./vendor/markdown-it.min.js";
 import "./vendor/purify.min.js";
+import { dressCode } from "./code.js";
 import { make, visible } from "./dom.js";
 
 const LONGEST = 200_000; // characters; what is longer is shown as it came
@@ -31,7 +32,10 @@ function nodeOf(source, environment) {
     if (link.protocol === ":" || link.origin === location.origin) link.replaceWith(...link.childNodes);
     else Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" });
   }
-  for (const pre of node.querySelectorAll("pre")) pre.tabIndex = 0;
+  for (const pre of node.querySelectorAll("pre")) {
+    pre.tabIndex = 0;
+    dressCode(pre);
+  }
   for (const table of node.querySelectorAll("table")) {
     const scroller = make("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": "Table" });
     table.replaceWith(scroller);

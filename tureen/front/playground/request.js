@@ -1,6 +1,6 @@
 // Makes the body of a request from a conversation and the answer that is wanted.
 
-import { before, hasPictures, messages, prompt } from "./conversation.js";
+import { hasPictures, messages, prompt, sentBefore } from "./conversation.js";
 
 export const MAX_EXPLAINED = 16384;
 
@@ -8,7 +8,7 @@ export const routeOf = (conversation) => (conversation.mode === "chat" ? "v1/cha
 
 /** Returns the conversation's own part: what is said, and how it is to be answered. Other programs can send it, too. */
 export function plainBody(conversation, node) {
-  const { made } = node, nodes = before(conversation, node);
+  const { made } = node, nodes = sentBefore(conversation, node);
   const body = { ...(made.model ? { model: made.model } : {}) };
   if (conversation.mode === "chat") {
     body.messages = messages(nodes, made.system);
@@ -25,7 +25,7 @@ export function fullBody(conversation, node, promptIds) {
   const { kept, explain } = node.made;
   const body = plainBody(conversation, node);
   const isChat = conversation.mode === "chat";
-  if (kept.length && isChat && hasPictures(before(conversation, node))) {
+  if (kept.length && isChat && hasPictures(sentBefore(conversation, node))) {
     body.messages.push({ role: "assistant", content: node.made.keptText });
     body.continue_final_message = true;
   } else if (kept.length) {

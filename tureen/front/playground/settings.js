@@ -5,6 +5,7 @@ import { constraintBox, jsonFault } from "./constraint.js";
 import { constraintsOf, settingsForm } from "./fields.js";
 
 const TOOLS_EXAMPLE = [{ name: "weather", description: "The weather in a city.", parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } }];
+const TOOL_CHOICES = { auto: "If it decides to", none: "Never", required: "Always" };
 
 function systemField(conversation, onChange) {
   const area = make("textarea", { id: "system", rows: 3, value: conversation.system, placeholder: "The template's own, if any" });
@@ -15,7 +16,7 @@ function systemField(conversation, onChange) {
 function toolFields(conversation, onChange) {
   const area = make("textarea", { id: "tools", rows: 4, value: conversation.tools, spellcheck: "false", placeholder: "A list of functions, as JSON", "aria-describedby": "tools-fault" });
   const fault = make("p", { class: "fault", id: "tools-fault", role: "status" });
-  const choice = make("select", { id: "tool-choice" }, ...["auto", "none", "required"].map((one) => make("option", { value: one }, one)));
+  const choice = make("select", { id: "tool-choice" }, ...Object.entries(TOOL_CHOICES).map(([value, text]) => make("option", { value }, text)));
   choice.value = conversation.toolChoice;
   const read = () => {
     const found = area.value.trim() ? jsonFault(area.value) : null;
@@ -28,8 +29,8 @@ function toolFields(conversation, onChange) {
   choice.addEventListener("change", () => { conversation.toolChoice = choice.value; onChange(); });
   const example = button("Example", () => { area.value = JSON.stringify(TOOLS_EXAMPLE, null, 2); read(); }, { class: "clear" });
   return make("details", { open: Boolean(conversation.tools) }, make("summary", {}, "Tools"),
-    make("div", { class: "field" }, make("div", { class: "field-head" }, make("label", { for: "tools" }, "Functions"), example), area, fault),
-    make("div", { class: "field" }, make("label", { for: "tool-choice" }, "tool_choice"), choice));
+    make("div", { class: "field" }, make("div", { class: "field-head" }, make("label", { for: "tools" }, "Functions ", make("code", {}, "tools")), example), area, fault),
+    make("div", { class: "field" }, make("label", { for: "tool-choice" }, "The model calls a function ", make("code", {}, "tool_choice")), choice));
 }
 
 /**

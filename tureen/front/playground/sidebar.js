@@ -1,6 +1,6 @@
-// The list of conversations: search, choice, export and import.
+// The list of conversations: search, choice, names, export and import.
 
-import { announce, make } from "./dom.js";
+import { announce, button, make } from "./dom.js";
 import { matches } from "./conversation.js";
 import { asFile, chosenFiles, download, fromFile } from "./exchange.js";
 
@@ -11,12 +11,47 @@ function age(time) {
   return days < 1 ? new Date(time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }) : days === 1 ? "yesterday" : new Date(time).toLocaleDateString();
 }
 
-export function showConversations(list, conversations, current, wanted, onOpen) {
+export const titleOf = (conversation) => conversation.title || (conversation.mode === "chat" ? "New chat" : "New completion");
+
+/** Shows the conversations that have the words of `wanted`. `actions`: open, rename(conversation, title), remove. */
+export function showConversations(list, conversations, current, wanted, actions) {
+  if (list.querySelector("input")) return; // a name is being written
+  const focused = document.activeElement, place = list.contains(focused) ? [focused.closest("li").id, focused.className] : null;
   const found = conversations.filter((one) => !wanted.trim() || matches(one, wanted.trim()));
-  list.replaceChildren(...found.map((one) => make("li", {},
-    make("button", { type: "button", class: "conversation", "aria-current": one === current ? "true" : null, onclick: () => onOpen(one) },
-      make("span", { class: "name" }, one.title || (one.mode === "chat" ? "New chat" : "New completion")), make("span", { class: "muted" }, age(one.updated))))));
+  list.replaceChildren(...found.map((one) => row(one, one === current, actions)));
   if (!found.length) list.append(make("li", { class: "muted none" }, wanted.trim() ? "No conversation has these words." : "No conversations yet."));
+  if (place) document.getElementById(place[0])?.getElementsByClassName(place[1])[0]?.focus();
+}
+
+function row(one, isCurrent, actions) {
+  const name = titleOf(one);
+  const opener = button("", () => actions.open(one), { class: "conversation", "aria-current": isCurrent ? "true" : null });
+  opener.append(make("span", { class: "name" }, name), make("span", { class: "muted" }, age(one.updated)));
+  const element = make("li", { id: `conversation-${one.id}` }, opener,
+    button("✎", () => rename(element, one, actions), { class: "icon rename", "aria-label": `Rename ${name}`, title: "Rename" }),
+    button("×", () => actions.remove(one), { class: "icon remove", "aria-label": `Delete ${name}`, title: "Delete" }));
+  return element;
+}
+
+/** Puts a field in place of a row, which Enter and leaving it keep, and Escape does not. */
+function rename(element, one, actions) {
+  const field = make("input", { type: "text", "aria-label": "Name of the conversation", value: titleOf(one), maxlength: 200 });
+  let isDone = false;
+  const finish = (isKept, hadFocus) => {
+    if (isDone) return;
+    isDone = true;
+    const title = field.value.trim();
+    field.remove();
+    actions.rename(one, isKept && title ? title : one.title);
+    if (hadFocus) document.getElementById(element.id)?.querySelector(".conversation").focus();
+  };
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.isComposing) finish(true, true);
+    if (event.key === "Escape") { event.stopPropagation(); finish(false, true); }
+  });
+  field.addEventListener("blur", () => finish(true, false));
+  element.replaceChildren(field);
+  field.select();
 }
 
 export function exportConversations(conversations) {

@@ -2,14 +2,14 @@
 // has changed, once a frame.
 
 import { button, copy, counted, make, visible } from "./dom.js";
-import { siblings } from "./conversation.js";
+import { sent, siblings } from "./conversation.js";
 import { showMarkdown } from "./markdown.js";
 import { promptIdsOf, textsOf } from "./answer.js";
 import { tokenList } from "./tokens.js";
 
 const LONGEST_PROMPT = 600; // tokens of a prompt that are shown
 const NAMES = { user: "You", tool: "Tool result" };
-const ENDS = { length: "Cut: max_new_tokens was reached.", content_filter: "Ended by the server." };
+const ENDS = { content_filter: "Ended by the server." };
 
 const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);
 
@@ -71,6 +71,7 @@ class Turn {
     if (node.role === "assistant") this.showAnswer();
     else this.showSaid();
     this.showSwitcher();
+    this.showBeginning();
     this.element.dataset.state = node.state || "done";
   }
 
@@ -84,8 +85,9 @@ class Turn {
     if (this.shownText === node.text) return;
     this.shownText = node.text;
     const pictures = (node.pictures || []).map((url, index) => make("img", { src: url, alt: `Picture ${index + 1}` }));
+    const files = (node.files || []).map((file) => make("details", { class: "attached" }, make("summary", {}, visible(file.name)), make("pre", { tabindex: 0 }, visible(file.text))));
     const text = make("div", { class: "said" }, visible(node.text));
-    this.body.replaceChildren(...(pictures.length ? [make("div", { class: "pictures" }, ...pictures)] : []), text);
+    this.body.replaceChildren(...(pictures.length ? [make("div", { class: "pictures" }, ...pictures)] : []), ...files, text);
     this.buttons.replaceChildren(button("Edit", () => this.edit(), { "aria-label": "Edit this turn" }), button("Copy", () => copy(node.text), { "aria-label": "Copy this turn" }));
     this.element.ondblclick = null;
     if (node.role === "tool") this.who.textContent = `Result of ${actions.callName(node) || "a tool"}`;
@@ -150,19 +152,26 @@ class Turn {
     const note = this.note();
     if (note) parts.push(note);
     const answered = (node.calls || []).map((call) => actions.hasResult(node, call));
-    const key = JSON.stringify([node.reasoning, node.calls, answered, node.error, node.state, node.finish, node.figures.prompt, actions.view()]);
+    const key = JSON.stringify([actions.isLoading(node), node.reasoning, node.calls, answered, node.error, node.state, node.finish, node.figures.prompt, actions.view()]);
     if (this.shownExtra === key) return;
     this.shownExtra = key;
     this.extra.replaceChildren(...parts);
   }
 
   note() {
-    const { node, actions } = this;
-    if (node.state === "waiting") return make("p", { class: "note" }, "Waiting for the first token …");
-    if (node.state === "lost") return make("p", { class: "note bad", role: "status" }, "The connection was lost. Trying to go on …");
-    if (node.state === "failed") return make("p", { class: "note bad", role: "alert" }, node.error, " ", button("Try again", () => actions.retry(node)));
+    const { node, actions } = this, again = () => button("Try again", () => actions.retry(node));
+    if (node.state === "waiting") return make("p", { class: "note" }, actions.isLoading(node) ? `${node.made.model} is being loaded …` : "Waiting for the first token …");
+    if (node.state === "lost") return make("p", { class: "note bad", role: "status" }, node.tokens.length ? "The connection was lost. Trying to go on …" : "The server does not answer. The page asks again until it does …");
+    if (node.state === "failed") return make("p", { class: "note bad", role: "alert" }, node.error, " ", again(), ...(node.isDown ? [" ", button("Retry when the server is back", () => actions.retryLater(node))] : []));
     if (node.state === "stopped") return make("p", { class: "note" }, "Stopped.");
+    if (node.finish === "length") return this.cutNote();
     return ENDS[node.finish] ? make("p", { class: "note" }, ENDS[node.finish]) : null;
+  }
+
+  cutNote() {
+    const { node, actions } = this;
+    if (actions.roomAfter(node) < 1) return make("p", { class: "note" }, "Cut: the context is full.");
+    return make("p", { class: "note" }, "Cut: max_new_tokens was reached. ", button("Continue", () => actions.goOn(node), { "aria-label": "Continue this answer" }));
   }
 
   callElement(call) {
@@ -174,6 +183,15 @@ class Turn {
       element.append(area, button("Give the result", () => actions.giveResult(node, call, area.value)));
     }
     return element;
+  }
+
+  /** Says above the first turn that is sent that earlier ones are not. */
+  showBeginning() {
+    const isFirst = this.conversation.from === this.node.id;
+    if (isFirst === Boolean(this.beginning)) return;
+    this.beginning?.remove();
+    this.beginning = isFirst ? make("p", { class: "note beginning" }, "The model does not get the turns above. ", button("Send them again", () => this.actions.beginAt(null))) : null;
+    if (isFirst) this.element.prepend(this.beginning);
   }
 
   showSwitcher() {
@@ -198,7 +216,8 @@ export function turnsView(container, actions) {
       const elements = wanted.map((turn) => turn.element);
       for (const element of [...container.children]) if (!elements.includes(element)) element.remove();
       elements.forEach((element, index) => { if (container.children[index] !== element) container.insertBefore(element, container.children[index] || null); });
-      wanted.forEach((turn) => turn.show());
+      const first = sent(nodes, conversation.from)[0];
+      wanted.forEach((turn, index) => { turn.element.classList.toggle("unsent", index < nodes.indexOf(first)); turn.show(); });
     },
     changed(node) { const turn = turns.get(node.id); if (turn?.element.isConnected) turn.later(); },
     tokensOf: (node) => turns.get(node.id)?.list,

@@ -74,6 +74,7 @@ STRING_OR_NOT = dict.fromkeys(KINDS, "false") | {"string": "true"}
 STYLES = {
     "qwen_xml": TagStyle("<parameter={}>", "</parameter>", {}, wraps=True),
     "minimax_xml": TagStyle('<parameter name="{}">', "</parameter>", {}),
+    "step3_xml": TagStyle('<steptml:parameter name="{}">', "</steptml:parameter>", {}),
     "glm_xml": TagStyle("<arg_key>{}</arg_key>\n?<arg_value>", "</arg_value>", {}),
     "deepseek_xml": TagStyle('<｜DSML｜parameter name="{}" string="{type}">', "</｜DSML｜parameter>", STRING_OR_NOT),
     "deepseek_v4_1_xml": TagStyle(

@@ -1,10 +1,13 @@
-"""The door of the engine's process: each front has its own requests, whatever others and its own past call theirs."""
+"""The door of the engine's process, over socket pairs: only fronts of its own user and of root come in, and each has
+its own requests, whatever others and its own past call theirs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
+import struct
 import threading
 
 import msgspec
@@ -16,14 +19,63 @@ from tureen.contract.types import Abort, FinishReason, FromEngine, OutputDelta, 
 from tureen.sandbox import framing
 from tureen.serving.door import Door, Guest
 
+STRANGER = 65534
+
+
+class EndOfConnections(Exception):
+    """The listener of a test has no more connections."""
+
+
+class Connection(socket.socket):
+    """An end of a socket pair. The kernel says that another user has the other end."""
+
+    uid = STRANGER
+
+    def getsockopt(self, level: int, name: int, size: int = 0) -> bytes:
+        assert (level, name) == (socket.SOL_SOCKET, socket.SO_PEERCRED)
+        return struct.pack("3i", 1, self.uid, self.uid)
+
+
+class Listener:
+    """A listener that takes the connections it is given, until it is given None."""
+
+    def __init__(self) -> None:
+        self._connections: queue.Queue[socket.socket | None] = queue.Queue()
+
+    def connect(self, uid: int) -> socket.socket:
+        """Return the other end of a connection from a process of this user."""
+        ours, theirs = socket.socketpair()
+        connection = Connection(fileno=ours.detach())
+        connection.uid = uid
+        self._connections.put(connection)
+        theirs.settimeout(PATIENCE_S)
+        return theirs
+
+    def close(self) -> None:
+        self._connections.put(None)
+
+    def accept(self) -> tuple[socket.socket, str]:
+        connection = self._connections.get()
+        if connection is None:
+            raise EndOfConnections
+        return connection, ""
+
+
+@pytest.mark.parametrize(("uid", "is_let_in"), [(STRANGER, False), (os.geteuid(), True), (0, True)])
+def test_the_door_lets_in_fronts_of_its_own_user_and_root_alone(uid, is_let_in):
+    listener = Listener()
+    with listener.connect(uid) as front:
+        listener.close()
+        with pytest.raises(EndOfConnections):
+            Door("door", lambda _: None)._accept(listener)
+        assert framing.receive(front, framing.ANY_SIZE) == (b"" if is_let_in else None)  # the engine's facts, of none
+
 
 class Visitor:
     """A front at the door."""
 
-    def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(PATIENCE_S)
-        self._socket.connect(path)
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         assert framing.receive(self._socket, framing.ANY_SIZE) == b""  # the engine's facts, of which there are none
 
     def submit(self, request_id: str) -> None:
@@ -44,20 +96,27 @@ class Visitor:
 
 
 @pytest.fixture
-def house(tmp_path):
+def house():
     """A door, what the engine gets through it, and a function that makes a front at it."""
     inbox: queue.Queue = queue.Queue()
-    path = str(tmp_path / "door")
-    door = Door(path, inbox.put)
-    door.open()
+    door, listener = Door("door", inbox.put), Listener()
+
+    def let_in() -> None:
+        with contextlib.suppress(EndOfConnections):
+            door._accept(listener)
+
+    letting_in = threading.Thread(target=let_in)
+    letting_in.start()
     with contextlib.ExitStack() as visitors:
 
         def visit() -> Visitor:
-            visitor = Visitor(path)
+            visitor = Visitor(listener.connect(os.geteuid()))
             visitors.callback(visitor.leave)
             return visitor
 
         yield door, lambda: inbox.get(timeout=PATIENCE_S), visit
+    listener.close()
+    letting_in.join(PATIENCE_S)
 
 
 def test_a_front_that_comes_again_has_its_requests_while_those_of_its_past_end(house):

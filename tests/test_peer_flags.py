@@ -268,7 +268,7 @@ def test_defaults_that_differ_are_those_of_the_peer_s_own_list(name):
     ("arguments", "setting", "told"),
     [
         (["--max-model-len", "512"], {"context_length": 512}, "here: --max-model-len 512 is --context-length 512"),
-        (["--nnodes", "1"], {}, "without effect here: --nnodes 1 (a model is computed on one machine)"),
+        (["--nnodes", "1"], {}, "without effect here: --nnodes 1 (a model runs on one machine)"),
         (
             ["--quantization", "fp8"],
             {},
@@ -318,7 +318,7 @@ def test_all_bad_flags_are_named_at_once_each_with_its_own_fix(capsys):
     assert "CUDA_VISIBLE_DEVICES" in lines[1] or "start a server on each" in lines[1]
     assert lines[2].endswith("--engine thred: it must be auto, thread, process")
     assert "did you mean" not in lines[3]
-    assert "a proxy strips its prefix" in lines[4]
+    assert "let a proxy strip the prefix" in lines[4]
 
 
 @pytest.mark.parametrize("flag", sorted(TWO_MEANINGS))

@@ -85,8 +85,8 @@ def _falcon(config: Any) -> dict[str, Any]:
     return {
         "context_length": config.max_position_embeddings,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.hidden_size // config.num_attention_heads,
-        "attention.value_length": config.hidden_size // config.num_attention_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
         **_mamba(config),

@@ -120,7 +120,7 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(gt=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
     ] = 1.0
     repeat_last_n: Annotated[
-        int, Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties look at; 0 = no penalties, -1 = all.")
+        int, Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties cover; 0 = no penalties, -1 = all.")
     ] = 64
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
@@ -254,7 +254,7 @@ def _samplers(sent: str | list[str]) -> set[str]:
             raise InvalidRequest(f"samplers may have {', '.join(known)}; got {echo(name)}", field="samplers")
     names = {known[name] for name in listed}
     if "infill" in names:
-        telling.tell("samplers", "there is no infill sampler here; the others act")
+        telling.tell("samplers", "there is no infill sampler; the others act")
     return names
 
 

@@ -76,7 +76,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 1.0
     repeat_last_n: Annotated[
         int,
-        Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties look at; 0 = no penalties, -1 = all."),
+        Meta(ge=-1, le=INT64_MAX, description="Last tokens that penalties cover; 0 = no penalties, -1 = all."),
     ] = 64
     presence_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")

@@ -178,7 +178,7 @@ BLOCKS = {
         "tureen serve --api-key-file keys --usage": "tests/ledgers/pages/test_pages_of_servers.py",
     },
     "releases.md": {
-        "pip install 'tureen==0.1.*'          # o": LONG,
+        "pip install 'tureen==0.2.*'": LONG,
         "pip install --require-hashes -r tureen-0": LONG,
     },
     "reliability.md": {
@@ -246,7 +246,7 @@ BLOCKS = {
     },
     "speculative-decoding.md": {"tureen serve": START},
     "terminal.md": {
-        "uses the server on port 30000": "not run: tests/servers/test_chat_command.py types it",
+        "the server on port 30000, or loads a model": "not run: tests/servers/test_chat_command.py types it",
         "$ tureen chat": "not run: it shows chance; tests/servers/test_chat_command.py types it",
         'echo "What is the capital of Japan?" |': "tests/ledgers/pages/test_pages_of_commands.py",
         "cat > prompts.jsonl <<'END'": "tests/ledgers/pages/test_pages_of_commands.py",

@@ -175,8 +175,8 @@ def test_a_setting_out_of_range_is_one_line_and_status_1(capsys):
 @pytest.mark.parametrize(
     ("flag", "value", "allowed"),
     [
-        ("port", "abc", "a whole number of at least 0 and at most 65535"),
-        ("port", "-1", "a whole number of at least 0 and at most 65535"),
+        ("port", "abc", "a whole number from 0 to 65535"),
+        ("port", "-1", "a whole number from 0 to 65535"),
         ("context-length", "1.5", "a whole number of at least 1"),
         ("mem-fraction-static", "much", "a number of more than 0 and less than 1"),
         ("disable-radix-cache", "perhaps", "true, false"),

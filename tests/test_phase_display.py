@@ -55,7 +55,7 @@ def test_a_download_is_told_at_its_begin_then_now_and_then_with_rate_and_time_le
 def test_the_rate_of_one_that_goes_on_does_not_count_what_was_there(clock):
     phase = "download m (bytes)"
     lines = _lines(clock, (0, phase, 60 * MIB, 100 * MIB), (10, phase, 70 * MIB, 100 * MIB))
-    assert lines == ["download m: goes on at 60.0 of 100.0 MiB", "download m: 70.0 of 100.0 MiB, 1.0 MiB/s, 30 s left"]
+    assert lines == ["download m: resuming at 60.0 of 100.0 MiB", "download m: 70.0 of 100.0 MiB, 1.0 MiB/s, 30 s left"]
 
 
 def test_a_phase_of_unknown_length_is_told_at_once_and_others_at_their_end(clock):

@@ -88,6 +88,14 @@ def test_a_function_whose_name_says_nothing_is_counted_too(ratchets):
     assert [name for _, name in prose.empty_names(ast.parse(source))] == ["wanted", "one"]
 
 
+def test_worn_words_of_messages_and_pages_are_counted_and_docstrings_are_not(ratchets):
+    import prose
+
+    source = 'def f():\n    """Nobody reads it."""\n    raise ValueError(f"{1}: all but for one are told")'
+    assert [word for _, word in prose.worn_messages(ast.parse(source))] == ["but for", "are told"]
+    assert list(prose.worn_words("It tells\nsomebody anew.")) == [(2, "somebody"), (2, "anew")]
+
+
 def test_lines_of_code_are_those_that_are_neither_blank_nor_comment_nor_docstring(ratchets):
     module = '"""A module.\n\nMore.\n"""\n\nx = 1  # a comment\n# another\n"""Of x."""\n'
     source = module + 'y = """two\nlines"""\nf(\n    x,\n)\n'

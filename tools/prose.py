@@ -1,4 +1,4 @@
-"""Finds prose that only its author can read: docstrings without a subject, variables whose name says nothing.
+"""Finds prose that only its author can read: docstrings without a subject, names that say nothing, worn words.
 
 It knows first words, not grammar: it finds the commonest faults and misses others.
 """
@@ -6,6 +6,7 @@ It knows first words, not grammar: it finds the commonest faults and misses othe
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 RIDDLES = frozenset(
@@ -15,6 +16,12 @@ RIDDLES = frozenset(
 
 EMPTY_NAMES = frozenset({"one", "found", "given", "made", "wanted"})
 """Names that fit every variable, and every function."""
+
+WORN_WORDS = re.compile(
+    r"\b(nobody|somebody|everybody|whoever|anew|(?:is|are|was|were) told|where there is none|but for)\b", re.IGNORECASE
+)
+"""Words of messages, descriptions and pages for which the field has better ones: no request, a client, the engine;
+everyone; rebuilt; reported; if absent; except."""
 
 
 def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -36,3 +43,19 @@ def empty_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.arg
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in EMPTY_NAMES:
             yield node.lineno, node.name
+
+
+def worn_words(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and word of each of WORN_WORDS in a page or a table."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in WORN_WORDS.finditer(line):
+            yield number, match[0]
+
+
+def worn_messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line number and word of each of WORN_WORDS in a module's strings, docstrings excepted."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            for match in WORN_WORDS.finditer(node.value):
+                yield node.lineno, match[0]

@@ -26,11 +26,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from import_rules import ROOT, cycles, module_graph, read_modules, room, room_graph
-from prose import empty_names, riddles
+from prose import empty_names, riddles, worn_messages, worn_words
 
 DATA = ROOT / "tools" / "ratchets.json"
 FOOTPRINTS = ("min_p", "json_schema", "cache_salt", "lora_path")
 """Parameters whose names should stand in few files."""
+RECORDED_PAGE = "clients.md"
+"""A page of docs/ with messages as a run of clients recorded them."""
 LINES, FEATURES, SUITE = "lines of code", "features", "test suite"
 SILENT = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -73,6 +75,7 @@ def measure() -> Places:
         "footprint": {name: [] for name in FOOTPRINTS},
         "docstrings without a subject": defaultdict(list),
         "names that say nothing": defaultdict(list),
+        "worn words": {"pages": worn_pages()},
     }
     classes: dict[str, list[str]] = defaultdict(list)
     for name, module in modules.items():
@@ -84,6 +87,7 @@ def measure() -> Places:
         for figure, hits in (
             ("docstrings without a subject", riddles(tree)),
             ("names that say nothing", empty_names(tree)),
+            ("worn words", worn_messages(tree)),
         ):
             for line, what in hits:
                 places[figure].setdefault(room(name) or "tureen", []).append(f"{place}:{line}: {what}")
@@ -92,6 +96,17 @@ def measure() -> Places:
                 places["footprint"][parameter].append(place)
     places["class names"] = {name: where for name, where in sorted(classes.items()) if len(where) > 1}
     return places
+
+
+def worn_pages() -> list[str]:
+    """Return the places of worn words in the guides and in the package's tables of reasons."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "tureen").rglob("*.toml"))]
+    return [
+        f"{page.relative_to(ROOT).as_posix()}:{line}: {word}"
+        for page in pages
+        if page.name != RECORDED_PAGE
+        for line, word in worn_words(page.read_text(encoding="utf-8"))
+    ]
 
 
 def measure_suite() -> dict[str, int]:

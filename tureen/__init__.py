@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tureen.contract.params import SamplingParams as SamplingParams
     from tureen.offline import OfflineEngine as Engine
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Config", "Engine", "SamplingParams", "__version__"]
 
 _HOMES = {

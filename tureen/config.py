@@ -53,7 +53,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = DEFAULT_MODEL
     models: Annotated[tuple[dict[str, Any], ...], _meta("model", "Tables [[models]]: docs/several-models.md.")] = ()
-    models_memory: Annotated[Positive | None, _meta("model", "Most bytes that several models take together.")] = None
+    models_memory: Annotated[Positive | None, _meta("model", "Most bytes of several models together.")] = None
     tokenizer_path: Annotated[
         str | None, _meta("model PATH", "Folder or tokenizer.json to use in place of the model's own.")
     ] = None
@@ -70,15 +70,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool,
         _meta(
             "model",
-            "Text of chat messages that spells a special token is that token. Default: it is text, so that clients "
-            "cannot end their turn or speak as the system.",
+            "Special tokens written in chat messages act as such. Default: they are plain text, so clients cannot end "
+            "their turn or speak as the system.",
         ),
     ] = False
     tool_call_parser: Annotated[
         str,
-        _meta(
-            "model NAME", "Format of tool calls by name, such as hermes or mistral; or none. auto = by the template."
-        ),
+        _meta("model NAME", "Format of tool calls, such as hermes or mistral; or none. auto = by the template."),
     ] = "auto"
     reasoning_parser: Annotated[
         str, _meta("model NAME", "Marks of reasoning: qwen3, deepseek-r1, mistral, … or none. auto = by the template.")
@@ -91,7 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta("model PATH", "Where downloaded models are kept. Default: ~/.cache/tureen, or in XDG_CACHE_HOME."),
     ] = None
-    load_format: Annotated[Literal["auto", "dummy"], _meta("model", "dummy = random weights, right in shape.")] = "auto"
+    load_format: Annotated[Literal["auto", "dummy"], _meta("model", "dummy = random weights.")] = "auto"
     language_model_only: Annotated[bool, _meta("model", "Take text only: load no vision encoder.")] = False
     mmproj: Annotated[
         str | None, _meta("model PATH", "GGUF vision encoder of the model. Default: the only mmproj file next to it.")
@@ -119,7 +117,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("model", "Inputs of matrices in block formats. auto = int16, nearly exact, below 300 million weights."),
     ] = "auto"
     packed_cache: Annotated[
-        bool, _meta("model", "Keep weights that --quantization made for native kernels in --download-dir, for later.")
+        bool, _meta("model", "Keep weights that --quantization packed for native kernels, in --download-dir.")
     ] = True
     kernels: Annotated[
         Literal["auto", "native", "torch", "tree"],
@@ -145,16 +143,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     lora_paths: Annotated[
         tuple[str, ...],
-        _meta(
-            "model NAME=PATH", "NAME=PATH, PATH, or SGLang's JSON: adapters that requests may ask for by name. Several."
-        ),
+        _meta("model NAME=PATH", "NAME=PATH, PATH, or SGLang's JSON: adapters that requests can name. Several."),
     ] = ()
     model_impl: Annotated[
         Literal["auto", "transformers"],
         _meta(
             "model",
             "transformers = run the model's code in the installed transformers, through this server's attention and "
-            "scheduler: slow, for architectures that this version does not have itself.",
+            "scheduler: slow, for architectures that tureen does not have.",
         ),
     ] = "auto"
     num_threads: Annotated[
@@ -166,11 +162,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     port: Annotated[int, _meta("server PORT", "Port to listen on; 0 = any free port.", ge=0, le=65535)] = 30000
     uds: Annotated[
         str | None,
-        _meta("server PATH", "Unix socket to listen on in place of --host and --port; its owner alone may open it."),
+        _meta("server PATH", "Unix socket to listen on in place of --host and --port; only its owner may open it."),
     ] = None
     api_key: Annotated[
         str | None,
-        _meta("access KEY", "Clients must send it as `Authorization: Bearer KEY`; /health is open.", secret=True),
+        _meta("access KEY", "Key that clients send as `Authorization: Bearer KEY`; /health is open.", secret=True),
     ] = None
     admin_api_key: Annotated[
         str | None,
@@ -186,7 +182,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     max_client_requests: Annotated[
         Positive | None,
-        _meta("access", "Most requests one client (API key or certificate) may have running; one more gets 429."),
+        _meta("access", "Most running requests of one client (API key or certificate); further ones get 429."),
     ] = None
     client_tokens_per_minute: Annotated[
         Positive | None,
@@ -267,13 +263,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 1
     api_workers: Annotated[
-        int, _meta("server", "Processes that speak HTTP, over the same engines: docs/scaling.md.", ge=1, le=64)
+        int, _meta("server", "HTTP processes over the same engines: docs/scaling.md.", ge=1, le=64)
     ] = 1
     min_replicas: Annotated[
-        Positive | None, _meta("server", "Least engines; below --replicas, some are ended when idle.")
+        Positive | None, _meta("server", "Minimum of engines; below --replicas, idle ones are stopped.")
     ] = None
     max_replicas: Annotated[
-        Positive | None, _meta("server", "Most engines; above --replicas, more are started under load.")
+        Positive | None, _meta("server", "Maximum of engines; above --replicas, more start under load.")
     ] = None
     replica_target_tokens: Annotated[
         int, _meta("server TOKENS", "Start one more engine above this number of queued tokens an engine.", ge=1)
@@ -302,7 +298,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _meta("server", "An engine or front that is stopped or gets no CPU for this time is replaced.", ge=0),
     ] = 30.0
-    max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
+    max_sessions: Annotated[int, _meta("server", "Most open sessions; one client may have half.", ge=1)] = 1024
     session_timeout_s: Annotated[float, _meta("server", "Idle time after which a session is closed.", gt=0)] = 3600.0
     sessions_db: Annotated[
         str | None,
@@ -317,10 +313,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("server", "Idle time after which a durable session is deleted.", alias="--sessions-ttl", gt=0),
     ] = 30 * 86400.0
     sessions_max_tokens: Annotated[
-        int, _meta("server TOKENS", "Most tokens that the durable sessions of one client hold.", ge=1)
+        int, _meta("server TOKENS", "Most tokens in the durable sessions of one client.", ge=1)
     ] = 1 << 22
     resume_grace_s: Annotated[
-        float, _meta("server", "Time that a stream goes on without its client.", alias="--resume-grace", ge=0)
+        float, _meta("server", "Time that a stream continues without its client.", alias="--resume-grace", ge=0)
     ] = 0.0
     idempotency_retention_s: Annotated[
         float,
@@ -367,7 +363,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["refuse", "tell"] | None,
         _meta(
             "server",
-            "Fields that an API does not have: refused by name, or accepted and listed in the header x-tureen-ignored. "
+            "Fields that an API does not have: refused, or accepted and listed in the header x-tureen-ignored. "
             "Default: reported in the APIs of OpenAI, Anthropic, Ollama and TGI, refused on /generate.",
         ),
     ] = None
@@ -382,16 +378,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[str, ...],
         _meta(
             "sampling NAME=MODULE:CLASS",
-            "NAME=MODULE:CLASS, a processor that requests may ask for by name. May be given repeatedly.",
+            "NAME=MODULE:CLASS, a processor that requests can name. May be repeated.",
         ),
     ] = ()
     grammar_backend: Annotated[
         Literal["tureen", "none", "llguidance", "xgrammar", "outlines"],
         _meta("sampling", "none refuses constrained outputs. Names of grammar libraries are accepted without effect."),
     ] = "tureen"
-    grammar_cache: Annotated[
-        bool, _meta("sampling", "Keep grammars that took long to compile in --download-dir, for later.")
-    ] = True
+    grammar_cache: Annotated[bool, _meta("sampling", "Keep grammars that took long to compile, in --download-dir.")] = (
+        True
+    )
     grammar_compile_timeout_s: Annotated[
         float, _meta("sampling", "CPU seconds that compiling a grammar may take; a slower one is refused.", gt=0)
     ] = 10.0
@@ -447,8 +443,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("scheduling", "Type of the KV cache. auto = int16 with native kernels, --dtype with torch."),
     ] = "auto"
     page_size: Annotated[int, _meta("scheduling TOKENS", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
-    max_running_requests: Annotated[int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)] = 64
-    max_queued_requests: Annotated[int, _meta("scheduling", "Most requests that wait; then one gets 503.", ge=1)] = 1024
+    max_running_requests: Annotated[int, _meta("scheduling", "Most sequences in a batch.", ge=1, le=4096)] = 64
+    max_queued_requests: Annotated[int, _meta("scheduling", "Most waiting requests; the next gets 503.", ge=1)] = 1024
     chunked_prefill_size: Annotated[
         int,
         _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),

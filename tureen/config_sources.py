@@ -156,6 +156,8 @@ def _allowed(name: str) -> str:
 
 
 def _bounds(number: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
+    if isinstance(number.ge, int) and number.le is not None:
+        return f" from {number.ge} to {number.le}"
     names = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     limits = {words: bound for name, words in names.items() if (bound := getattr(number, name)) is not None}
     bounds = [f"{words} {bound if isinstance(bound, int) else f'{bound:g}'}" for words, bound in limits.items()]

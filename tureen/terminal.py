@@ -102,7 +102,7 @@ class Transfer:
             return "" if was == "over" else f"{told} ({rate / MIB:,.1f} MiB/s)" if rate else told
         if self._state == "new":
             self._state = "running"
-            return f"{self._name}: {'goes on at ' if done else ''}{_share(done, total)}"
+            return f"{self._name}: {'resuming at ' if done else ''}{_share(done, total)}"
         if now - self._told < PLAIN_SECONDS:
             return ""
         self._told = now

@@ -38,7 +38,7 @@ def test_wrong_arguments_are_refused_by_name(arguments, message, capsys):
     [
         (["--target", "ours"], "NAME=BACKEND@URL"),
         (["--target", "ours=vllm@http://x"], "backend must be one of"),
-        (["--target", "a=tureen@http://x", "--target", "a=openai@http://y"], "name of its own"),
+        (["--target", "a=tureen@http://x", "--target", "a=openai@http://y"], "its own name"),
         (["--target", "a=tureen@http://x", "--url", "http://y"], "leave --url out"),
         (["--target", "a=tureen@http://x", "--target", "b=tureen@http://y", "--pid", "1"], "--pid"),
         (["--target", "a=tureen@http://x", "--target", "b=tureen@http://y", "--start", "c=x"], "begins with NAME="),

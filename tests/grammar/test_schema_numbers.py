@@ -170,7 +170,7 @@ KEYWORDS = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
 
 
 def near(bound):
-    """Texts of and around a bound, with up to 24 digits behind the point."""
+    """Texts of and around a bound, with up to 24 digits after the point."""
     found = [bound]
     for places in range(25):
         middle = Fraction(bound) * 10**places

@@ -380,7 +380,7 @@ TAG = tag("<f>", const("x"), "</f>")
         (whole({**ANY_TEXT, "excludes": [""]}), r"format.excludes\[0\] is empty"),
         (whole({**ANY_TEXT, "excludes": "x"}), "format.excludes must be a list that is not empty, got 'x'"),
         (whole(regex("(")), "structural_tag.format.pattern: "),
-        (whole({"type": "grammar", "grammar": "x"}), "structural_tag.format.grammar: 'x' stands before"),
+        (whole({"type": "grammar", "grammar": "x"}), "structural_tag.format.grammar: 'x' is before"),
         (whole({"type": "json_schema", "json_schema": 3}), "format.json_schema must be a schema, got 3"),
         (whole({"type": "json_schema", "json_schema": {"type": 3}}), "structural_tag.format.json_schema: "),
         (whole({**INTEGER, "style": "yaml"}), "format.style must be json or one of qwen_xml"),

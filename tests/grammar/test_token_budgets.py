@@ -211,5 +211,5 @@ def test_the_number_of_a_token_means_its_text(numbered, named):
 @pytest.mark.parametrize("number", [0xC3, 256, 9999, -1])
 def test_a_number_without_a_text_is_refused_by_name(number):
     vocabulary = Vocabulary((*BYTES, *[b""] * 50), (256,), 310)
-    with pytest.raises(GrammarError, match=r"structural_tag.format.token -?\d+ is no token with a text"):
+    with pytest.raises(GrammarError, match=r"structural_tag.format.token -?\d+ is not a token with text"):
         language_of(spec({"type": "token", "token": number}), vocabulary)

@@ -25,6 +25,7 @@ from simulated_processes import play
 from throwaway_ca import Authority
 from warm_structs import is_warm, new_struct
 
+import tureen
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError, TureenError
 from tureen.replicas import engine_server, greeting
@@ -325,7 +326,7 @@ def test_another_version_is_refused_and_both_are_named(monkeypatch):
         return server, place_of(server.address)
 
     said = connected(place)
-    assert "is of tureen 0.1.0, that server of 0.0.7" in said
+    assert f"is of tureen {tureen.__version__}, that server of 0.0.7" in said
     assert "install the same version on both" in said
 
 

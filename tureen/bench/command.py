@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
     server = parser.add_argument_group("what is measured")
     server.add_argument("--backend", choices=BACKENDS, default="tureen", help="kind of server [tureen]")
-    server.add_argument("--url", help="where it listens [the usual port of its kind on 127.0.0.1]")
+    server.add_argument("--url", help="where it listens [the default port of its kind on 127.0.0.1]")
     server.add_argument(
         "--target",
         action="append",
@@ -67,7 +67,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--cold",
         choices=("evict", "drop"),
-        help="of --workload start: before each start, evict what the servers read from the page cache; drop: empty "
+        help="with --workload start: before each start, evict what the servers read from the page cache; drop: empty "
         "it, which needs root",
     )
     load.add_argument("--concurrency", type=_positive, metavar="N", help="N requests at a time [the workload's own]")
@@ -75,7 +75,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--requests", type=_positive, metavar="N", help="how many [the workload's own]")
     load.add_argument("--rounds", type=_positive, metavar="N", help="passes over all targets [1; 2 with several]")
     load.add_argument(
-        "--seed", type=int, help="of the prompts [random, reported; one used before may find them cached]"
+        "--seed", type=int, help="of the prompts [random, reported; a repeated seed may find them cached]"
     )
     load.add_argument("--quick", action="store_true", help="a quarter of the output and of the requests")
     load.add_argument(
@@ -236,7 +236,7 @@ def target_specs(options: argparse.Namespace) -> list[dict[str, Any]]:
     specs = [_target(text) for text in texts]
     by_name = {spec["name"]: spec for spec in specs}
     if len(by_name) < len(specs):
-        raise InvalidRequest("--target: every server needs a name of its own")
+        raise InvalidRequest("--target: every server needs its own name")
     if options.pid is not None:
         if len(specs) > 1:
             raise InvalidRequest("--pid is for one server; with several they are found by their ports")

@@ -15,8 +15,8 @@ FIRST_STEPS = """\
 tureen serves language models over HTTP.
 
   tureen serve                     starts a server with a small model
-  tureen serve MODEL               with a folder, a .gguf file or a name of the Hugging Face hub
-  tureen chat                      a chat in the terminal, with a server that runs or a model of its own
+  tureen serve MODEL               with a folder, a .gguf file or a name on the Hugging Face hub
+  tureen chat                      a chat in the terminal, with a running server or its own model
   tureen generate "Once upon"      continues a text without a server
   tureen migrate -- vllm serve …   translates a command of another server
 
@@ -42,7 +42,7 @@ def text(parser: CommandParser, word: str) -> str:
     if word not in ("", "all") and not shown:
         parts.append(f"no flag has a word starting with {word!r} in its name or its help")
     if shown < total:
-        parts.append(f"{total - shown} more: {parser.prog} --help=all shows every flag, --help=WORD those with a word.")
+        parts.append(f"{total - shown} more: {parser.prog} --help=all shows every flag, --help=WORD those with WORD.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,7 +50,7 @@ def first_steps(parser: argparse.ArgumentParser) -> str:
     """Returns what to do first, and the commands."""
     [actions] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     lines = [f"  {choice.metavar or choice.dest:<12} {choice.help}" for choice in actions._choices_actions]
-    return FIRST_STEPS + "\n".join([*lines, "", "tureen COMMAND --help says more."]) + "\n"
+    return FIRST_STEPS + "\n".join([*lines, "", "tureen COMMAND --help shows its flags."]) + "\n"
 
 
 def _is_shown(parser: CommandParser, action: argparse.Action, word: str) -> bool:

@@ -87,7 +87,7 @@ class PromptFile:
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         except KeyboardInterrupt:
-            self.tell("interrupted; the same command goes on from here")
+            self.tell("interrupted; the same command resumes")
             raise
         counts = ((self.num_left, "line"), (self._num_tokens, "token"), (self._num_failed, "error"))
         self.tell(", ".join(counted(number, noun) for number, noun in counts))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def add_places(parser: argparse.ArgumentParser) -> None:
     """Adds where models are kept, and the file that may say it."""
     parser.add_argument("--config", metavar="FILE", help=argparse.SUPPRESS)
-    parser.add_argument("--download-dir", metavar="FOLDER", default=argparse.SUPPRESS, help="where models are kept")
+    parser.add_argument("--download-dir", metavar="FOLDER", default=argparse.SUPPRESS, help="folder of models")
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:

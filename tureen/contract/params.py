@@ -268,8 +268,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     close_early: Annotated[
         bool,
         Meta(
-            description="A constrained output comes to an end within max_new_tokens, and is whole: near the limit only "
-            "what can still be closed is written; free text beside tags is cut. false = the limit cuts everything.",
+            description="A constrained output is complete within max_new_tokens: near the limit, only tokens that can "
+            "still be completed are sampled; free text around tags is cut. false = the limit cuts everything.",
             extra_json_schema=CONSTRAINING,
         ),
     ] = True

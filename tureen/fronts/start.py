@@ -30,7 +30,7 @@ def check(config: Config) -> None:
     """Raises StartupError for settings that several fronts cannot have."""
     why = ""
     if config.engine == "thread":
-        why, field = "--engine thread: the fronts share an engine in a process of its own; leave --engine out", "engine"
+        why, field = "--engine thread: the fronts share an engine in its own process; leave --engine out", "engine"
     elif config.models:
         why, field = "several models: only one front can manage loaded models; leave --api-workers out", "models"
     if why:

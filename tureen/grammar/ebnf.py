@@ -64,7 +64,7 @@ HINTS = (
     ("'", 'write literals in double quotes: "…"'),
     ('"', 'the literal is not closed on its line; end it with " and write a line break as \\n'),
     ("[", "the character class is not closed on its line; end it with ]"),
-    ("]", "there is no character class to close; in a literal it stands in double quotes"),
+    ("]", "there is not a character class to close; in a literal, put it in double quotes"),
     ("/", "the regular expression is not closed on its line; end it with /"),
     ("{", "the number of times is not closed on its line; end it with }"),
     (":", "write a rule as name ::= …"),
@@ -129,7 +129,7 @@ class _Parser:
                 at += 2
                 continue
             if not self._groups:
-                raise fault(f"{echo(token.text)} stands before the first rule", token.line, "write name ::= …")
+                raise fault(f"{echo(token.text)} is before the first rule", token.line, "write name ::= …")
             self._item(token)
             at += 1
         self._finish_rule()
@@ -137,7 +137,7 @@ class _Parser:
 
     def _define(self, token: Token) -> None:
         if not token.starts_line:
-            raise fault(f"rule {echo(token.text)} starts within a line", token.line, "start it on a line of its own")
+            raise fault(f"rule {echo(token.text)} starts within a line", token.line, "start it on a new line")
         self._finish_rule()
         begin_rule(self._grammar, token.text, token.line, "rule ")
         self._name = token.text
@@ -180,7 +180,7 @@ class _Parser:
 
     def _repeat(self, group: OpenGroup, token: Token) -> None:
         if not group.items:
-            raise self._fault(f"nothing stands before {echo(token.text)}", token.line, "put what is repeated before it")
+            raise self._fault(f"nothing is before {echo(token.text)}", token.line, "put what is repeated before it")
         if not group.repeatable:
             raise self._fault(
                 f"{echo(token.text)} follows another repetition", token.line, "put parentheses around what is repeated"
@@ -258,7 +258,7 @@ class _Parser:
             return SHORT_ESCAPES[match[4]]
         code = int(digits, 16)
         if code > MAX_CODE_POINT or SURROGATES[0] <= code <= SURROGATES[1]:
-            raise self._fault(f"{echo(match[0])} is no character", token.line, "write a Unicode code point")
+            raise self._fault(f"{echo(match[0])} is not a character", token.line, "write a Unicode code point")
         return chr(code)
 
     def _char_class(self, token: Token) -> Expression:
@@ -275,7 +275,7 @@ class _Parser:
                 last = ord(units[at + 2][0])
                 at += 2
             if last < first:
-                raise self._fault(f"{chr(first)}-{chr(last)} is no range", token.line, "write the smaller one first")
+                raise self._fault(f"{chr(first)}-{chr(last)} is not a range", token.line, "write the smaller one first")
             ranges.append((first, last))
             at += 1
         chars = Chars(complement(tuple(ranges)) if negated else union(ranges))

@@ -106,7 +106,9 @@ def _whole(expression: Expression) -> Expression:
 def _regex(pattern: str, flavour: PythonFlavour) -> Expression:
     expression = regex.parse(pattern, flavour=flavour)
     if is_empty(expression):
-        raise GrammarError(f"regex {echo(pattern)} matches nothing: parts of it contradict each other; change them")
+        raise GrammarError(
+            f"regex {echo(pattern)}: no string matches it, because parts of it contradict each other; change them"
+        )
     return expression
 
 

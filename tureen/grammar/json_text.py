@@ -69,7 +69,7 @@ def string(value: Any, path: str) -> str:
 
 
 def check_characters(text: str, name: str) -> None:
-    """Raises GrammarError where one half of a surrogate pair stands alone, which is no character."""
+    """Raises GrammarError where one half of a surrogate pair stands alone, which is not a character."""
     try:
         text.encode()
     except UnicodeEncodeError:

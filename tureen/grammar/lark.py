@@ -68,7 +68,7 @@ HINTS = (
 )
 DIRECTIVES = {
     "%declare": "terminals that are declared only have no text; define them",
-    "%override": "nothing that is imported has rules; define the rule under a name of its own",
+    "%override": "nothing that is imported has rules; define the rule under its own name",
     "%extend": "nothing that is imported has rules; add the alternative to the rule itself",
     "%lark": "nested grammars are not supported; write their rules here",
     "%regex": "it is not supported; write a regular expression /…/",
@@ -268,7 +268,7 @@ class _LarkParser:
     def _braces(self, token: LarkToken) -> tuple[int, int | None]:
         match = TIMES.fullmatch(token.text)
         if match is None:
-            raise self._fault(f"{echo(token.text)} is no number of times", token, "write {n}, {n,} or {n,m}")
+            raise self._fault(f"{echo(token.text)} is not a number of times", token, "write {n}, {n,} or {n,m}")
         least = int(match[1])
         return least, least if match[2] is None else int(match[3]) if match[3] else None
 
@@ -338,7 +338,7 @@ class _LarkParser:
 
     def _json(self, token: LarkToken) -> Expression:
         if not RULE.fullmatch(self._name):
-            raise self._fault("%json stands in a terminal", token, "write it in a rule")
+            raise self._fault("%json is in a terminal", token, "write it in a rule")
         prefix = f"%json{self._at}-"
         try:
             language = json_schema(token.text, prefix, strict=True)
@@ -369,7 +369,7 @@ def _text_of(token: LarkToken, fail: Fail) -> str:
         at = match.end()
     text = "".join(pieces)
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise fail("half of a surrogate pair is no character", token, "write whole characters")
+        raise fail("half of a surrogate pair is not a character", token, "write whole characters")
     return text
 
 

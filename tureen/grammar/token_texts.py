@@ -48,5 +48,5 @@ def _text(token: Any, vocabulary: Vocabulary, path: str) -> Any:
     except UnicodeDecodeError:
         text = ""
     if not text:
-        raise GrammarError(f"{path} {token} is no token with a text; write another one, or a text")
+        raise GrammarError(f"{path} {token} is not a token with text; write another one, or a text")
     return text

@@ -79,7 +79,7 @@ def load_own(
 
 
 def _public_key(flag: str, path: str, content: bytes, password: bytes | None, password_path: str | None) -> bytes:
-    problem = "there is no PEM private key in it"
+    problem = "it has no PEM private key"
     if b"ENCRYPTED" in content:
         problem = f"the password in --tls-key-password-file {password_path} does not open it"
         if password is None:
@@ -95,7 +95,7 @@ def _encoded(key: PublicKeyTypes) -> bytes:
 
 
 def _certificates(flag: str, path: str, content: bytes) -> list[x509.Certificate]:
-    with _fault(flag, path, "there is no proper PEM certificate in it"):
+    with _fault(flag, path, "it has no valid PEM certificate"):
         certificates = x509.load_pem_x509_certificates(content)
     now = datetime.datetime.now(datetime.UTC)
     for certificate in certificates:
@@ -131,10 +131,10 @@ def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.
     if OTHER_BLOCK.search(content):
         # a certificate in it would become a trusted CA
         raise StartupError(f"--tls-crl {path}: it holds something else than revocation lists")
-    with _fault("--tls-crl", path, "there is no proper PEM revocation list in it"):
+    with _fault("--tls-crl", path, "it has no valid PEM revocation list"):
         lists = [x509.load_pem_x509_crl(block) for block in CRL_BLOCK.findall(content)]
     if not lists:
-        raise StartupError(f"--tls-crl {path}: there is no PEM revocation list in it")
+        raise StartupError(f"--tls-crl {path}: it has no PEM revocation list")
     for crl in lists:
         _check_times(crl, path)
         if not any(_has_signed(authority, crl) for authority in authorities):

@@ -115,7 +115,7 @@ def parse_vision(hf: Mapping[str, Any]) -> Gemma4Vision:
     """Reads config.json. Raises StartupError naming the key at fault."""
     whole = Settings("config.json", hf)
     if whole.part("text_config").get("pad_token_id", 0) != 0:
-        raise whole.part("text_config").fault("pad_token_id", "must be 0 in a model that sees")
+        raise whole.part("text_config").fault("pad_token_id", "must be 0 in a vision model")
     config = whole.part("vision_config")
     config.word("model_type", ("gemma4_vision",), "gemma4_vision")
     hidden, heads = tower_heads(config, 768, 12)

@@ -39,7 +39,7 @@ def parse_cluster(text: str) -> RayCluster:
         is_right = False
     if not is_right or options or url.path.strip("/"):
         raise StartupError(
-            f"--replicas {echo(text)}: must be ray://local, ray://auto or ray://HOST:PORT, and behind it "
+            f"--replicas {echo(text)}: must be ray://local, ray://auto or ray://HOST:PORT, optionally with "
             "?n=ENGINES&num_cpus=EACH&num_gpus=EACH, with n from 1 to 64",
             field="replicas",
         )

@@ -203,7 +203,7 @@ class Router:
         except Moved:
             passage.num_moves += 1
             self._num_moved += 1
-            log.info("request %s goes on in another replica than %s", passage.live.request.id, replica.label)
+            log.info("request %s continues in another replica than %s", passage.live.request.id, replica.label)
         finally:
             passage.leave()
 

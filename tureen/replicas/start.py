@@ -238,8 +238,7 @@ def check(config: Config) -> None:
     """Raises StartupError for settings that several replicas cannot have."""
     if config.engine == "thread":
         raise StartupError(
-            f"--replicas {config.replicas} with --engine thread: each replica has a process of its own; leave --engine "
-            "out",
+            f"--replicas {config.replicas} with --engine thread: each replica has its own process; leave --engine out",
             field="engine",
         )
     if config.device == "cuda" or (config.device == "auto" and may_have_cuda()):

@@ -344,7 +344,7 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
         if len(stops) > most:
             more = len(stops) - len(params.stop)
             raise InvalidRequest(
-                f"{path('stop')} takes at most {most - more} entries beside dtype {params.dtype}, which adds {more} "
+                f"{path('stop')} takes at most {most - more} entries with dtype {params.dtype}, which adds {more} "
                 f"of its own, got {len(params.stop)}",
                 field=path("stop"),
             )

@@ -59,8 +59,7 @@ async def rank(
     info = state.context.info
     if info.kind == "generator" and info.judge is None:
         raise InvalidRequest(
-            "this is a generative model, whose embeddings do not measure relevance; serve a reranker or an embedding "
-            "model, such as --model-path minilm, or send /v1/score",
+            "this is a generative model; serve a reranker or embedding model (--model-path minilm), or send /v1/score",
             code="not_an_embedding_model",
         )
     if how.instruct is not None and info.judge is None:

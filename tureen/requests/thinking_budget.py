@@ -177,7 +177,7 @@ def _later(request: GenerateRequest, num_mark: int, state: ServerState) -> Later
     else:
         num_prompt = len(request.token_ids)
         room, field = state.context.capacity - num_prompt, request.grammar_field
-        limits = f"the context of {state.context.capacity} tokens behind the prompt's {num_prompt}"
+        limits = f"the context of {state.context.capacity} tokens after the prompt's {num_prompt}"
     return LaterGrammar(msgspec.structs.replace(request.grammar, after=""), max(0, room - num_mark), field, limits)
 
 

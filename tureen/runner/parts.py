@@ -233,8 +233,8 @@ class ForwardParts:
         num_numbers = rows * (shapes[names[0]][1] if len(shapes[names[0]]) > 1 else 1)
         if num_numbers > MAX_NUMBERS:
             raise InvalidRequest(
-                f"truncate_size {truncate_size}: {num_numbers} numbers, but at most {MAX_NUMBERS} are returned at "
-                "once; lower it",
+                f"truncate_size {truncate_size}: {num_numbers} numbers, but at most {MAX_NUMBERS} are returned; lower "
+                "it",
                 field="truncate_size",
             )
         numbers = np.concatenate([self._factory.value(self._weights, part) for part in names])[:truncate_size]

@@ -91,7 +91,7 @@ class TransformersForward:
             if v.shape != k.shape:
                 unknown += ("values of another size than keys",)
             if arguments.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-                unknown += ("tokens that see later ones",)
+                unknown += ("tokens that attend to later ones",)
             self.seen[layer] = AttentionCall(shape, unknown)
             return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3]), None
         q, k, v = (vectors[0].transpose(0, 1) for vectors in (q, k, v))

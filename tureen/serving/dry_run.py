@@ -68,7 +68,7 @@ async def dry_run(op: str, args: Mapping[str, Any], config: Config) -> None:
     if fault:
         log.warning("%s: nothing was loaded: reading %s %s", op, args["path"], fault)
         raise InvalidRequest(
-            f"{field}: reading these files {fault}, in a process of its own; nothing was loaded. Use files from a "
+            f"{field}: reading these files {fault}, in a separate process; nothing was loaded. Use files from a "
             "source that you trust",
             field=field,
             code=code,

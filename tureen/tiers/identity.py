@@ -94,8 +94,8 @@ class Identity:
                 contents = self._digests.of(map(Path, facts["files"]))
         if contents is None or self._ask() != facts:  # asked again: they may have changed while they were read
             log.warning(
-                "the model's files cannot be read, or have changed since the weights were: nobody else will find the "
-                "KV pages that are saved from now on"
+                "the model's files cannot be read, or have changed since the weights were: no other server will find "
+                "the KV pages that are saved from now on"
             )
             return os.urandom(32)
         self._digests.save()

@@ -158,7 +158,7 @@ COMMANDS = {
         "[N]", "takes your last message, or your N-th, back into the prompt; what follows it is removed", do_edit
     ),
     "save": Command("FILE", "writes the conversation as JSON", do_save),
-    "load": Command("FILE", "goes on with a saved conversation", do_load),
+    "load": Command("FILE", "continues a saved conversation", do_load),
     "clear": Command("", "forgets the messages; system prompt and settings stay", do_clear),
     "stats": Command("", "shows tokens, times and speeds of the answers", do_stats),
     "exit": Command("", "ends the chat", do_exit),

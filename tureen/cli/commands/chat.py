@@ -34,7 +34,7 @@ OURS = frozenset(("host", "port", "api_key", "download_dir"))
 
 def add_flags(parser: CommandParser) -> None:
     """Adds the model, the server, what the chat begins with, and the flags of `generate`."""
-    text = "model to load; without it: the server on --port, where one runs, else the default model"
+    text = "model to load. Default: the server on --port, if one runs, otherwise the default model"
     once: dict[str, Any] = {"action": OneOfModels, "nargs": "?", "default": argparse.SUPPRESS, "metavar": "MODEL"}
     parser.add_argument("model_path", help=text, **once)
     parser.add_argument("--url", help="a running server: http://HOST:PORT or unix:PATH")

@@ -7,7 +7,7 @@ import importlib
 
 import msgspec
 
-HELP = "what is installed, and what this machine allows"
+HELP = "show what is installed, and the limits of this machine"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from tureen.cli.places import in_columns
 from tureen.config import ENV_PREFIX, fields
 from tureen.config_sources import origins
 
-HELP = "show every setting, and where its value comes from"
+HELP = "show every setting with the source of its value"
 HIDDEN = "(hidden)"
 
 
@@ -29,9 +29,9 @@ def add_flags(parser: CommandParser) -> None:
     """Adds `show` with a flag for each setting, as `tureen serve` has them."""
     actions = parser.add_subparsers(dest="action", metavar="show", required=True, parser_class=CommandParser)
     show = actions.add_parser("show", help=HELP, description=HELP)
-    show.add_argument("model", nargs="?", metavar="MODEL", help="the model, as --model-path names it")
+    show.add_argument("model", nargs="?", metavar="MODEL", help="the model, as in --model-path")
     show.add_argument("--json", action="store_true", help="for programs")
-    show.add_argument("--changed", action="store_true", help="leave out what is at its default")
+    show.add_argument("--changed", action="store_true", help="leave out defaults")
     add_config(show, takes_lists=True)
 
 

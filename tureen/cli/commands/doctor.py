@@ -16,7 +16,7 @@ HELP = "report what works here: kernels, memory, disk, extras, measured speed"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the model that is measured."""
     parser.add_argument(
-        "--model", metavar="NAME", default=DEFAULT_MODEL, help="the model that is measured, if it is here"
+        "--model", metavar="NAME", default=DEFAULT_MODEL, help="the model to measure, if it is on this machine"
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     add_places(parser)

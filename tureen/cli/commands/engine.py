@@ -23,7 +23,7 @@ TLS = {
 
 def add_flags(parser: CommandParser) -> None:
     """Adds the model, where to listen, and a flag for each setting of an engine."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="the model, as --model-path names it")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the model, as in --model-path")
     parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:7000", help="where servers find it")
     parser.add_argument(
         "--role", choices=get_args(EngineRole), default="both", help="what servers give it: docs/scaling.md"

@@ -10,7 +10,7 @@ from tureen.cli.flags import load_config
 from tureen.cli.places import add_places, in_columns
 from tureen.log import size
 
-HELP = "models on this machine, and those known by name"
+HELP = "list models on this machine, and known names"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("no models here yet")
     for path, num_bytes in rest:
-        print(f"unfinished: {path} ({size(num_bytes)}); tureen pull goes on with it, tureen rm removes it")
+        print(f"unfinished: {path} ({size(num_bytes)}); tureen pull resumes it, tureen rm removes it")
     missing = [name for name in shelf.models if name not in {each.name for each in models}]
     if missing:
-        print(f"known by name, not here: {', '.join(missing)}  (tureen show NAME, tureen pull NAME)")
+        print(f"known names, not downloaded: {', '.join(missing)}  (tureen show NAME, tureen pull NAME)")
     return 0

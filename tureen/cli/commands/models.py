@@ -11,7 +11,7 @@ from tureen.config import cache_dir
 from tureen.extras import require
 from tureen.log import size
 
-HELP = "models on disk and architectures that run"
+HELP = "list models on disk and supported architectures"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help=argparse.SUPPRESS)
-    parser.add_argument("--download-dir", default=argparse.SUPPRESS, help="where downloaded models are kept")
+    parser.add_argument("--download-dir", default=argparse.SUPPRESS, help="folder of downloaded models")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`tureen ps`: the servers that run on this machine."""
+"""`tureen ps`: the list the servers on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from tureen.cli.flags import load_config
 from tureen.cli.places import add_places, in_columns
 
-HELP = "servers that run on this machine"
+HELP = "list the servers on this machine"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

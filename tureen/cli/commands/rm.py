@@ -10,12 +10,12 @@ from tureen.cli.places import add_places
 from tureen.errors import Conflict
 from tureen.log import size
 
-HELP = "remove a model that was pulled"
+HELP = "remove a downloaded model"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the models' names."""
-    parser.add_argument("names", nargs="+", metavar="NAME", help="as tureen list shows it")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a name that tureen list shows")
     add_places(parser)
 
 

@@ -14,7 +14,7 @@ HELP = "start the HTTP server"
 
 def add_flags(parser: CommandParser) -> None:
     """Adds the model, and a flag for each setting."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="the model, as --model-path names it")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="the model, as in --model-path")
     add_config(parser, takes_lists=True)
 
 

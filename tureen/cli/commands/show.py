@@ -14,15 +14,15 @@ from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.log import size
 
-HELP = "what a model is, and whether it runs and fits here"
+HELP = "describe a model, and whether it runs and fits here"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the model's name, and the settings that decide about memory."""
-    parser.add_argument("name", metavar="NAME", help="as tureen pull takes it")
+    parser.add_argument("name", metavar="NAME", help="a name as for tureen pull")
     parser.add_argument("--context-length", type=int, default=argparse.SUPPRESS, help="assume this context")
     parser.add_argument("--quantization", choices=("int8", "int4"), default=argparse.SUPPRESS, help="assume it")
-    parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a model of the hub")
+    parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a hub model")
     add_places(parser)
 
 

@@ -17,7 +17,7 @@ GRACE_S = 10.0
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds which server."""
-    parser.add_argument("which", nargs="?", metavar="PID|PORT|URL", help="as tureen ps shows it [the only one]")
+    parser.add_argument("which", nargs="?", metavar="PID|PORT|URL", help="as shown by tureen ps [the only one]")
     add_places(parser)
 
 

@@ -133,7 +133,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = False
     return_prompt_token_ids: Annotated[
-        bool, Meta(description="Return the ids of the prompt's tokens, as prompt_token_ids beside the text.")
+        bool, Meta(description="Return the ids of the prompt's tokens, as prompt_token_ids next to the text.")
     ] = False
     return_effective: ReturnEffective = False
     explain: Explain = False

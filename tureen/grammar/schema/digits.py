@@ -272,7 +272,7 @@ def _with_ending(step: int, places: int) -> Expression:
 
 
 def _ending(step: int, after: int) -> Expression:
-    """The texts with `after` digits behind the point that are, without the point, multiples of the step."""
+    """The texts with `after` digits after the point that are, without the point, multiples of the step."""
     size = next(size for size in itertools.count() if 10**size % step == 0)
     if 10**size // step > MAX_SUFFIXES:
         raise _too_large(step)

@@ -37,7 +37,7 @@ def check(schema: dict[str, Any], document: Document) -> None:
                 where = document.where(schema)
                 raise SchemaError(f'{echo(keyword)} at {where} is not a JSON Schema keyword: did you mean "{near}"?')
         elif not rule[0](value):
-            got = echo(json.dumps(value, default=str))
+            got = echo(json.dumps(value, default=str))[1:-1]
             raise SchemaError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
     for pattern in patterns(schema):
         try:

@@ -202,7 +202,7 @@ def _grid(part: Range) -> _Grid:
 
 
 def _places(value: Fraction) -> int:
-    """How many digits behind the point the multiples of a decimal have."""
+    """How many digits after the point the multiples of a decimal have."""
     return next(places for places in itertools.count() if 10**places % value.denominator == 0)
 
 
@@ -210,7 +210,7 @@ def _decimal_step(step: Fraction) -> tuple[int, int]:
     """Two numbers, the step being the first / 10**second. Raises GrammarError."""
     places = _places(step)
     if places > MAX_PLACES:
-        raise GrammarError(f'"multipleOf" has {places} digits behind the point; at most {MAX_PLACES}')
+        raise GrammarError(f'"multipleOf" has {places} digits after the point; at most {MAX_PLACES}')
     return int(step * 10**places), places
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -15,6 +16,13 @@ def test_each_recorded_file_says_what_it_was_computed_with():
     noted = [name.rstrip("/") for names, _ in rows for name in re.findall(r"`([^`]+)`", names)]
     there = [path.name for path in GOLDEN.iterdir() if path.name not in ("README.md", "__pycache__")]
     assert sorted(noted) == sorted(there)
+
+
+def test_each_client_of_the_page_says_what_to_type():
+    runs = json.loads((GOLDEN / "client_runs.json").read_text(encoding="utf-8"))
+    setup = tomllib.loads((GOLDEN.parent / "clients" / "setup.toml").read_text(encoding="utf-8"))
+    assert sorted(setup) == sorted(runs)
+    assert [name for name, text in setup.items() if "ADDRESS" not in text or "|" in text] == []
 
 
 def test_each_client_s_run_says_what_the_server_computed_with():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
-RUNS = Path(__file__).resolve().parent.parent / "tests" / "golden" / "client_runs.json"
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+RUNS, SETUP = TESTS / "golden" / "client_runs.json", TESTS / "clients" / "setup.toml"
+ADDRESS = "http://127.0.0.1:30000"
 INTRO = """\
 ```
 from openai import OpenAI
@@ -15,26 +18,30 @@ client = OpenAI(base_url="http://127.0.0.1:30000/v1", api_key="none")
 print(client.chat.completions.create(model="default", messages=[{"role": "user", "content": "Hello"}]))
 ```
 
-These clients of other projects ran against a real server, unmodified: `make test-clients` runs them again, with their
-newest versions. What each of them sends is kept, and answered in `make test` as it was answered here.
+These clients of other projects ran unmodified against a server of the default model. `make test-clients` runs them
+again with their newest versions. `make test` sends what they sent, and expects the same answers."""
+FIELDS = """\
+## Fields without effect
 
-A client's row says which fields that it sends have no effect here (they are accepted, and named in the header
-`x-tureen-ignored`), and which requests are refused. The refused ones are those that its checks make wrong on purpose,
-unless a note says otherwise."""
+These fields are accepted, have no effect here, and are named in the header
+[`x-tureen-ignored`](fields-that-have-no-effect.md)."""
 
 
 def clients_page(generated: str) -> str:
-    """Returns the page. `generated`: the comment that such pages begin with."""
+    """Return the page. `generated`: the comment that such pages begin with."""
     runs = json.loads(RUNS.read_text(encoding="utf-8"))
-    clients = sorted(runs.values(), key=lambda run: str(run["title"]).lower())
-    parts = ["# Clients", "", generated, "", INTRO, "", "| client | version | has no effect |", "|---|---|---|"]
-    parts += [f"| {run['title']} | {_versions(run)} | {_names(run['told'])} |" for run in clients]
-    for run in clients:
-        with_what = f"Computed with {run['computed_with']}."
-        lists = (("Ran", run["checks"]), ("Refused", run["refused"]), ("Note", run.get("notes", [])))
-        parts += ["", f"## {run['title']}", "", with_what]
-        for title, items in lists:
-            parts += ["", f"{title}:", "", *(f"- {item}" for item in items)] if items else []
+    setup = tomllib.loads(SETUP.read_text(encoding="utf-8").replace("ADDRESS", ADDRESS))
+    clients = sorted(runs.items(), key=lambda entry: str(entry[1]["title"]).lower())
+    parts = ["# Clients", "", generated, "", INTRO, ""]
+    parts += ["| client | version | what to type | result | what ran |", "|---|---|---|---|---|"]
+    parts += [
+        f"| {run['title']} | {_versions(run)} | {_code(setup[name])} | {_result(run)} | {'; '.join(run['checks'])} |"
+        for name, run in clients
+    ]
+    parts += ["", FIELDS, "", "| client | fields |", "|---|---|"]
+    parts += [f"| {run['title']} | {', '.join(map(_code, run['told']))} |" for _, run in clients if run["told"]]
+    parts += ["", "## Notes", ""]
+    parts += [f"- {run['title']}: {note}" for _, run in clients for note in run.get("notes", [])]
     return "\n".join([*parts, ""])
 
 
@@ -42,5 +49,10 @@ def _versions(run: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(run["versions"].items()))
 
 
-def _names(fields: list[str]) -> str:
-    return ", ".join(f"`{field}`" for field in fields) or "–"
+def _result(run: dict[str, Any]) -> str:
+    failed = run.get("failed", [])
+    return f"failed: {'; '.join(failed)}" if failed else "passed"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"

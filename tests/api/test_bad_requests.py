@@ -44,6 +44,7 @@ BAD_PARAMS = {
     "frequency_penalty": [-2.1, 3, "x", True],
     "presence_penalty": [-2.1, 3, "x", True],
     "repetition_penalty": [-0.1, 2.1, "x", True],
+    "repeat_last_n": [-2, 1.5, "x", True],
     "ignore_eos": [1, 0, "x", "true", []],
     "skip_special_tokens": [0, "x"],
     "spaces_between_special_tokens": [0, "x"],

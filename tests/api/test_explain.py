@@ -6,14 +6,19 @@ import math
 import runpy
 from pathlib import Path
 
+import msgspec
 import pytest
 from app_under_test import App, parse_events
 from byte_tokenizer import EOS, VOCAB_SIZE
+from fake_engine import make_request
 from one_request import DIALECTS, lines_of
 from real_app import RealApp, write_model
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.kernels.cpu import native
 from tureen.requests.drafts import MAX_EXPLAINED_TOKENS
+from tureen.requests.generation import Output
 
 recompute = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "recompute.py"))["recompute"]
 
@@ -205,6 +210,16 @@ def test_each_text_of_mindie_and_tgi_has_its_own(app):
 
 
 # ---- entropy and sampling masks
+
+
+def test_tokens_of_sampling_masks_count_as_what_an_answer_shows():
+    """Answers are written off the event loop by this number."""
+    spec = LogprobSpec(support=True)
+    output = Output(
+        msgspec.structs.replace(make_request("r", logprobs=spec), params=SamplingParams(top_k=4096)), 0, "r"
+    )
+    output.output_logprobs = [PositionLogprobs((0.0, 1), support=tuple(range(4096)))] * 8
+    assert output.num_logprobs >= 8 * 4096
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 6, "top_p": 1.0}, {"top_k": 40, "top_p": 0.5}, {"temperature": 0}])

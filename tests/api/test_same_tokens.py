@@ -59,7 +59,7 @@ BODIES: dict[str, dict[str, Any]] = {
 WITHOUT_TEXT = {
     "OpenAI /v1/embeddings", "OpenAI /v1/batches", "SGLang /encode", "SGLang /v1/score", "SGLang /v1/rerank",
     "SGLang and vLLM /tokenize", "SGLang and vLLM /detokenize", "llama.cpp /tokenize", "Cohere /v2/rerank",
-    "Cohere /cohere/v1/rerank", "Jina /v1/reranking", "TEI /embed", "TEI /rerank", "TEI /predict",
+    "Cohere /cohere/v1/rerank", "Jina /v1/reranking", "TEI /embed", "TEI /rerank", "TEI /predict", "TEI /similarity",
     "Anthropic /v1/messages/count_tokens", "Ollama /api/embed", "Ollama /api/embeddings",
 }  # fmt: skip
 OTHER_PROMPTS = {"llama.cpp /infill": "its prompt is made of two texts and the model's tokens between them"}

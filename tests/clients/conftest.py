@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -79,10 +79,21 @@ def url(server_url: str, recorder: Recorder | None, request: pytest.FixtureReque
         title, versions = module.CLIENT, {package: version(package) for package in module.PACKAGES}
         check = request.node.originalname.removeprefix("test_").replace("_", " ")
     recorder.client = name
-    run = recorder.runs.setdefault(name, {"checks": [], "told": [], "refused": []})
+    run = recorder.runs.setdefault(name, {"checks": [], "failed": [], "told": [], "refused": []})
     notes = list(getattr(module, "NOTES", ()))
     run |= {"title": title, "versions": versions, "checks": sorted({*run["checks"], check}), "notes": notes}
     return recorder.url
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note a failed check with the client's run."""
+    report = yield
+    recorder = getattr(item, "funcargs", {}).get("recorder")
+    if recorder is not None and report.failed:
+        run = recorder.runs[recorder.client]
+        run["failed"] = sorted({*run["failed"], item.originalname.removeprefix("test_").replace("_", " ")})
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tureen.contract.params import ALIASES, EMPTY_IS_UNSET, SamplingParams
-from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
+from tureen.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType, echo
 from tureen.requests import unknown_fields
 from tureen.requests.allowed import words_at
 from tureen.requests.verdicts import FieldTable
@@ -22,6 +22,10 @@ TEXT_LISTS = ("stop", "stop_regex")
 NO_VERDICTS = FieldTable()
 MAX_TOLD = 200
 """Characters kept of a message by msgspec: it may quote the client's input."""
+
+MAX_PARTS = 1 << 19
+"""Most keys, lists and objects in a body."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 UNKNOWN_FIELD, NULL = "Object contains unknown field", "got `null`"
 NOT_ALLOWED = "Invalid enum value", "Invalid value"
@@ -39,9 +43,11 @@ ENTRY = "..."
 def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
     """Decodes a body as a JSON object. `content_type`: the header, None = not sent.
 
-    Raises UnsupportedMediaType for a body that is not JSON, InvalidRequest for one that is no valid JSON object.
+    Raises UnsupportedMediaType for a body that is not JSON, PayloadTooLarge, InvalidRequest for one that is no valid
+    JSON object.
     """
     _check_content_type(JSON_TYPE if content_type is None else content_type)
+    _check_parts(body)
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
     try:
@@ -52,6 +58,22 @@ def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {echo(value)}", code="invalid_json")
     return value
+
+
+def _check_parts(body: bytes) -> None:
+    """Raises PayloadTooLarge for a body with too many keys, lists and objects: decoding millions of them takes many
+    seconds, in which nothing else runs."""
+    if _num_parts(body) <= MAX_PARTS:
+        return
+    num_parts = _num_parts(_STRING.sub(b"", body))  # those in texts are characters
+    if num_parts > MAX_PARTS:
+        raise PayloadTooLarge(
+            f"the body has {num_parts} keys, lists and objects; at most {MAX_PARTS} are taken: send several requests"
+        )
+
+
+def _num_parts(text: bytes) -> int:
+    return sum(map(text.count, (b"[", b"{", b":")))
 
 
 def _check_content_type(content_type: str) -> None:

@@ -205,7 +205,8 @@ class Output:
         if spec is None:
             return num_explained
         num_positions = len(self.prompt_logprobs) + len(self.output_logprobs) * (2 if spec.mode == "both" else 1)
-        return num_explained + num_positions * (1 + spec.top + len(spec.token_ids))
+        num_drawn = len(self.output_logprobs) * max(0, self.request.params.top_k) if spec.support else 0
+        return num_explained + num_drawn + num_positions * (1 + spec.top + len(spec.token_ids))
 
     def snapshot(self) -> Output:
         """Returns a copy for a thread to read: the output itself goes on growing on the event loop."""

@@ -68,7 +68,9 @@ def test_refusing_a_long_list_costs_no_more_the_longer_it_is(app: App, entry: En
                 response = app.request("POST", entry.path, content=content, headers=JSON)
             work.append(one.on_loop + one.elsewhere)
             told = (place.field, str(count), str(place.most))
-            if response.status_code not in (400, 422) or not all(word in response.text for word in told):
+            is_vast = response.status_code == 413 and "keys, lists and objects" in response.text
+            is_told = response.status_code in (400, 422) and all(word in response.text for word in told)
+            if not (is_vast or is_told):
                 complaints.append(f"{place.path}, {count} of {place.entry!r}: {response.status_code} {response.text}")
             assert len(response.content) < 2000
         if work[2] - work[1] > SPARE:

@@ -158,9 +158,17 @@ def routes(state: ServerState) -> list[Entry]:
     sentences = {"inputs": {"source_sentence": "pets", "sentences": ["A cat sleeps.", "Taxes rise."]}}
     about = Docs("TEI", "The model, and how much of it a request may use.", error=PLAIN_ERROR)
     return [
-        Entry("/info", info, access="user", docs=about, render_error=error_response),
+        Entry("/info", info, access="user", any_model=True, docs=about, render_error=error_response),
         *(
-            _entry(path, refuse, TeiEmbedBody, f"Not here: {why}.", {"inputs": "A cat sleeps."})
+            Entry(
+                path,
+                refuse,
+                access="user",
+                methods=["POST"],
+                any_model=True,
+                docs=about._replace(summary=f"Not here: {why}."),
+                render_error=error_response,
+            )
             for path, why in NOT_HERE.items()
         ),
         _entry("/similarity", similarity, TeiSimilarityBody, "How similar texts are to one.", sentences),

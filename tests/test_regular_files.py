@@ -363,6 +363,8 @@ OWN = {
     "tureen/tiers/identity.py": "the package's own sources",
     "tureen/tiers/page_files.py": "files that it makes, in a folder of its own",
     "tureen/control/session_routes.py": "no file",
+    "tureen/control/weight_updates.py": "files that it makes, in a folder of its own",
+    "tureen/runner/received.py": "files that it makes, in a folder of its own",
 }
 """Who calls something else that opens, and what it is that cannot be named from outside."""
 OPENERS = {

@@ -25,7 +25,7 @@ class BatchApp(App):
 
     @property
     def service(self) -> Any:
-        [service] = self.state.lifecycle.services
+        [service] = [service for service in self.state.lifecycle.services if hasattr(service, "runner")]
         return service
 
     def request(self, method: str, path: str, **how: Any) -> Any:

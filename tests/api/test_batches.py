@@ -72,7 +72,7 @@ def test_each_line_is_answered_as_its_route_answers(app):
 
 def test_a_line_that_fails_has_the_error_that_http_gives_and_the_others_are_answered(app):
     bodies = {
-        "bound": {"max_tokens": -1},
+        "bound": {"max_tokens": -3},
         "type": {"prompt": 5},
         "slip": {"temprature": 1},
         "adapter": {"lora_path": "nothing"},
@@ -399,7 +399,7 @@ def test_a_server_that_comes_back_answers_the_lines_that_lack_an_answer_and_no_o
 
 def test_files_and_ended_batches_are_there_after_a_restart(tmp_path):
     with BatchApp(tmp_path / "kept") as app:
-        ended = app.ended(app.begin([line("r"), line("s", max_tokens=-1)]))
+        ended = app.ended(app.begin([line("r"), line("s", max_tokens=-3)]))
         listed = [app.get("/v1/files"), app.get("/v1/batches")]
     with BatchApp(tmp_path / "kept") as app:
         assert [app.get("/v1/files"), app.get("/v1/batches")] == listed
@@ -547,7 +547,7 @@ def test_many_batches_of_one_client_do_not_hold_up_another_s(tmp_path):
 
 def test_the_tokens_of_all_answers_are_added_up_and_lines_are_counted(app, tmp_path):
     bodies = [line(f"r{index}", prompt="say:" + "a" * index) for index in range(1, 9)]
-    ended = app.ended(app.begin([*bodies, line("bad", max_tokens=-1)]))
+    ended = app.ended(app.begin([*bodies, line("bad", max_tokens=-3)]))
     used = [answer["response"]["body"]["usage"] for answer in app.lines(ended["output_file_id"]).values()]
     assert ended["usage"]["input_tokens"] == sum(one["prompt_tokens"] for one in used)
     assert ended["usage"]["output_tokens"] == sum(one["completion_tokens"] for one in used)

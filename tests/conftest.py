@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import os
 import platform
 import random
@@ -52,9 +53,10 @@ wait_politely()  # before any test loads torch
 be_patient_over_http()
 read_authorities_once()
 platform.processor()  # the first call starts a process, and the OpenAI client calls it
-read_sources = registry._sources
+read_sources = functools.cache(lambda package, places: tuple(_read_sources(package)))
+_read_sources = registry._sources
 registry._constant = functools.cache(registry._constant)  # each load of a model would parse the files of all models
-registry._sources = functools.cache(lambda package: tuple(read_sources(package)))  # and read them
+registry._sources = lambda package: read_sources(package, tuple(importlib.import_module(package).__path__))  # and read
 inproc._forget = lambda: None  # a closing server collects all garbage, here that of every test
 inline_dry_run.use()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores

@@ -82,11 +82,12 @@ def _mamba(config: Any) -> dict[str, Any]:
 
 
 def _falcon(config: Any) -> dict[str, Any]:
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     return {
         "context_length": config.max_position_embeddings,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
         **_mamba(config),

@@ -365,6 +365,7 @@ OWN = {
     "tureen/control/session_routes.py": "no file",
     "tureen/control/weight_updates.py": "files that it makes, in a folder of its own",
     "tureen/runner/received.py": "files that it makes, in a folder of its own",
+    "tureen/runner/weight_group_child.py": "the same files",
 }
 """Who calls something else that opens, and what it is that cannot be named from outside."""
 OPENERS = {

@@ -133,4 +133,4 @@ def test_the_body_of_claude_code_runs_and_what_has_no_effect_is_told(tmp_path):
     assert (events[0], events[-1]) == ("message_start", "message_stop")
     told = set(answer.headers["x-tureen-ignored"].split(", "))
     assert "output_config.effort" in told
-    assert {name.rpartition(".")[2] for name in told} <= {"cache_control", "effort"}
+    assert {name.rpartition(".")[2] for name in told} <= {"cache_control", "effort", "edits[0]"}

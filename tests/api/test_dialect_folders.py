@@ -67,7 +67,7 @@ def test_the_verdicts_on_its_fields_are_on_the_page_and_come_true(app):
     assert {row["field"]: (row["standing"], row["note"]) for row in rows} == {
         "toy_prompt": ("honoured", "What the toy reads."),
         "most": ("differs", "4 unless given"),
-        "blanket": ("told", "toys are never cold"),
+        "blanket": ("reported", "toys are never cold"),
         "teddy": ("refused", "there is no bear here; leave it out"),
     }
     refused = app.post("/toy", toy_prompt="say:a", teddy=True)

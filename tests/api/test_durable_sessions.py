@@ -367,7 +367,7 @@ def test_a_file_of_something_else_ends_the_start_with_a_word(path):
     with pytest.raises(StartupError, match=r"--sessions-db .*another program"):
         start(path)
     Path(path).write_bytes(b"no database at all")
-    with pytest.raises(StartupError, match=r"--sessions-db .*no SQLite file"):
+    with pytest.raises(StartupError, match=r"--sessions-db .*not an SQLite file"):
         start(path)
 
 

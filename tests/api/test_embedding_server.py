@@ -80,7 +80,7 @@ def test_long_documents_are_cut_where_that_is_asked(embedder):
 )
 def test_routes_that_generate_say_what_the_model_is(embedder, path):
     error = embedder.error(path=path, text="a")
-    assert "makes embeddings" in (error["message"] if isinstance(error, dict) else error)
+    assert "this is an embedding model" in (error["message"] if isinstance(error, dict) else error)
 
 
 def test_scores_need_a_model_that_generates(embedder):

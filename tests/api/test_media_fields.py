@@ -200,7 +200,9 @@ def test_more_or_fewer_placeholders_than_pictures_are_refused(kind, text, pictur
     num_pictures = 0 if pictures is None else len([pictures] if isinstance(pictures, str) else pictures)
     assert error["code"] == "image_placeholder_mismatch"
     assert error["param"] == "image_data"
-    assert error["message"].startswith(f"text has {text.count('<image>')} <image>, but {num_pictures} pictures came")
+    assert error["message"].startswith(
+        f"text has {text.count('<image>')} <image>, but {num_pictures} pictures were sent"
+    )
 
 
 def test_the_prompt_at_fault_is_named(app):
@@ -221,7 +223,7 @@ def test_a_picture_for_a_text_model_is_refused(text_app):
     for field in ("image_data", "video_data"):
         error = _error(text_app, text="a<image>", **{field: CAT})
         assert (error["param"], error["code"]) == (field, f"invalid_{field}")
-        assert "takes text only" in error["message"]
+        assert "takes only text" in error["message"]
     error = _error(text_app, text=["a", "b"], image_data=[None, CAT])
     assert error["param"] == "image_data[1]"
 
@@ -318,7 +320,7 @@ def test_pictures_and_videos_stand_where_their_placeholders_do(video_app):
     assert answer["output_ids"] != video_app.generate(**body | {"text": "<image><video>"})["output_ids"]
     error = _error(video_app, **body | {"text": "<video><video>"})
     assert error["code"] == "image_placeholder_mismatch"
-    assert "0 <image> and 2 <video>, but 1 pictures and 1 videos came" in error["message"]
+    assert "0 <image> and 2 <video>, but 1 pictures and 1 videos were sent" in error["message"]
 
 
 @pytest.mark.parametrize("modalities", [["image"], ["image", "video"], []])

@@ -17,7 +17,7 @@ from tureen.front.shared_paths import share
 from tureen.http.dialect import Entry
 
 QUERY, DOCUMENTS = "ab", ["cd", "ab", "aab", "x"]
-ABOUT_THE_MODEL = "generates text"
+ABOUT_THE_MODEL = "this is a generative model"
 
 
 @pytest.fixture(scope="module")

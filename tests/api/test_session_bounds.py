@@ -119,7 +119,7 @@ def test_a_session_ends_when_nobody_uses_it_and_not_while_a_request_runs():
         sessions.close("long", owner="")
     clock.now += 10
     assert len(sessions) == 1
-    with pytest.raises(NotFound, match="timeout"):
+    with pytest.raises(NotFound, match="timed out"):
         sessions.extend(SessionParams(id="short", rid="r"), [99], owner="")
     assert (len(sessions), sessions.num_tokens) == (0, 0)
 

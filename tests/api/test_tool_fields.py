@@ -42,7 +42,7 @@ def test_tools_are_read_as_openai_documents_them():
         ([entry(name="a\n")], "tools[0].function.name", "a"),
         ([entry(name="ü")], "tools[0].function.name", "ü"),
         ([entry(name="n" * 65)], "tools[0].function.name", "nnn"),
-        ([entry(), entry()], "tools[1].function.name", "twice"),
+        ([entry(), entry()], "tools[1].function.name", "duplicate"),
         ([entry(parameters=[])], "tools[0].function.parameters", "object"),
         ([entry(parameters={"type": "string"})], "tools[0].function.parameters", "string"),
         ([entry(parameters={"type": ["object", "null"]})], "tools[0].function.parameters", "object"),

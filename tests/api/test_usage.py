@@ -136,7 +136,7 @@ def test_a_server_that_stops_while_it_writes_counts_nothing_twice(tmp_path, monk
 
 def test_a_file_that_is_none_is_refused_by_the_setting_s_name(tmp_path):
     (tmp_path / "no.db").write_text("a text")
-    with pytest.raises(StartupError, match=r"--usage-db .*no SQLite file"):
+    with pytest.raises(StartupError, match=r"--usage-db .*not an SQLite file"):
         App(usage_db=str(tmp_path / "no.db"))
 
 

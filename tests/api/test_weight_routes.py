@@ -164,11 +164,11 @@ def _change_config(folder, **changes):
 FAULTS = [
     (_make_other_shape, "intermediate_size differs from the served model's, 80 and not 96"),
     (_make_other_architecture, "architecture differs"),
-    (_make_other_ends, "other special tokens"),
+    (_make_other_ends, "special tokens differ"),
     (_make_truncated, "corrupt"),
     (_make_without_weights, "has no *.safetensors"),
     (_make_incomplete, "lacks 1 weights: model.norm.weight"),
-    (_make_other_tokens, "another vocabulary"),
+    (_make_other_tokens, "vocabulary or special tokens differ"),
     (_make_no_config, "its tokenizer cannot be read"),
     (shutil.rmtree, "there is no such model"),
 ]

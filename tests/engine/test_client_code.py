@@ -256,7 +256,7 @@ def test_processes_that_others_end_are_held_against_a_client_only_when_they_are_
     charges.check("alice")
     charges.note_end("alice")
     charges.check("bob")
-    with pytest.raises(TooManyRequests, match="ended from outside"):
+    with pytest.raises(TooManyRequests, match="were recently killed"):
         charges.check("alice")
     clock.now_s += SUSPENDED_S
     charges.check("alice")

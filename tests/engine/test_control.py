@@ -173,7 +173,7 @@ def test_memory_is_not_given_back_under_a_request(is_paused):
     world.add(request)
     if is_paused:
         world.engine.call("pause", mode="retract")
-    with pytest.raises(Conflict, match="1 requests have not ended"):
+    with pytest.raises(Conflict, match="1 requests are running"):
         world.engine.call("release_memory", tags=["kv_cache"])
     world.engine.call("resume")
     world.drain()

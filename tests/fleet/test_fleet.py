@@ -131,7 +131,7 @@ def test_a_model_that_can_never_fit_is_refused_with_what_it_needs_and_what_there
         assert exchange.status == 400
         assert exchange.error["code"] == "model_too_large"
         assert "needs 9.31 GiB" in exchange.error["message"]
-        assert "may have 0.93 GiB" in exchange.error["message"]
+        assert "may use 0.93 GiB" in exchange.error["message"]
         await answered(fleet.generate("one", "say:a"))
 
     simulate(body, {"one": 10, "huge": 10 * 10**9}, 10**9)

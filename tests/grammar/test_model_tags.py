@@ -290,7 +290,7 @@ def test_a_token_is_its_text(by_token, by_text):
         ({"type": "any_tokens", "max_tokens": "5"}, "max_tokens must be an integer"),
         ({"type": "dispatch", "rules": []}, "rules must be a list that is not empty"),
         ({"type": "dispatch", "rules": [["<a>"]]}, r"rules\[0\] must be a pair"),
-        ({"type": "dispatch", "rules": [["<a>", const("1")], ["<a>", const("2")]]}, "there twice"),
+        ({"type": "dispatch", "rules": [["<a>", const("1")], ["<a>", const("2")]]}, "is a duplicate"),
         ({"type": "token_dispatch", "rules": [[7, const("1")]]}, r"rules\[0\]\[0\] '?7'? is a number"),
         ({"type": "json_schema", "json_schema": {}, "style": "yaml"}, "style must be json or one of qwen_xml"),
         ({"type": "json_schema", "json_schema": {"type": "string"}, "style": "glm_xml"}, "it must allow an object"),

@@ -120,9 +120,12 @@ def test_arguments_of_strict_tools_are_valid_whatever_the_model_wishes(name, req
     vocabulary = VOCABULARIES["long"]
     grammar = compiled(spec(layout), vocabulary)
     assert isinstance(grammar, GuardedCompiled)
-    begins = sorted(set(re.findall(r'"begin": ("(?:[^"\\]|\\.)*")', json.dumps(layout))))
-    heads = {"gpt-oss": "<|channel|>commentary "} if not required else {}
-    wishes = [heads.get(name, "") + json.loads(text) for text in begins if text != '""']
+    outer = (
+        [] if required else [tag["begin"] for tag in layout.get("tags", ())]
+    )  # calls in a block follow by themselves
+    begins = outer or [json.loads(text) for text in re.findall(r'"begin": ("(?:[^"\\]|\\.)*")', json.dumps(layout))]
+    head = "<|channel|>commentary " if name == "gpt-oss" and not required else ""
+    wishes = sorted({head + begin for begin in begins if begin})
     count = 0
     for seed in range(10):
         text = written(grammar.start(), vocabulary, random.Random(f"{name}{seed}"), wishes)

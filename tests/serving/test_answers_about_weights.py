@@ -42,7 +42,7 @@ def answers(monkeypatch, refusing: dict[int, str], **fields) -> list[dict]:
     source = ModelSource("step-200", Path("step-200"), "gguf")
     monkeypatch.setattr(weight_routes, "_find", lambda *_: source)
     monkeypatch.setattr(weight_routes, "_check_tokenizer", lambda *_: None)
-    monkeypatch.setattr(weight_routes, "_place", lambda *_: {"number": 7, "path": "step-200"})
+    monkeypatch.setattr(weight_routes.NewSource, "place", lambda _: {"number": 7, "path": "step-200"})
 
     async def scenario():
         worlds = await Worlds().start()

@@ -85,5 +85,5 @@ def test_the_first_replicas_compute_prompts_and_all_are_alike_where_none_is_to()
 
 
 def test_an_engine_with_a_role_and_no_folder_for_prompts_is_refused():
-    with pytest.raises(StartupError, match="--role prefill without --kv-disk"):
+    with pytest.raises(StartupError, match="--role prefill needs --kv-disk"):
         serve_engine(Config(model_path="m"), "127.0.0.1:0", "prefill")

@@ -277,7 +277,7 @@ def test_a_request_that_kills_engines_ends_wherever_its_prompt_is_computed():
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"kv_folder": ""}, "has the role .* and no --kv-disk"),
+        ({"kv_folder": ""}, "has the role .* but no --kv-disk"),
         ({"kv_folder": "elsewhere"}, "do not share the folder of --kv-disk"),
         ({"kv_identity": "other"}, "cannot read"),
     ],

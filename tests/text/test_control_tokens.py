@@ -199,7 +199,7 @@ def test_a_text_that_a_vocabulary_cannot_but_take_as_a_control_token_is_refused(
     template = ChatTemplate("<s>{{ messages[0].content }}", controls, tokens={}, placeholders={})
     assert controls.encode(template.render([{"role": "user", "content": "w"}])).token_ids == [0, 1]
     assert controls.encode(template.render([{"role": "user", "content": "<unk>"}])).token_ids == [0, 2]
-    with pytest.raises(InvalidRequest, match="cannot take '<s>' as text"):
+    with pytest.raises(InvalidRequest, match="cannot encode '<s>' as plain text"):
         controls.encode(template.render([{"role": "user", "content": "<s>"}]))
 
 

@@ -205,7 +205,7 @@ def test_while_no_worker_can_be_started_only_the_first_chat_waits(monkeypatch):
             never.do(JOB)
     with pytest.raises(Unavailable, match="is not ready"):
         asyncio.run(never.do_soon(JOB))
-    with pytest.raises(Unavailable, match="no process could be started"):
+    with pytest.raises(Unavailable, match="could not be started"):
         never.do(JOB)  # now it is ready
     assert waited_s == [20.0, 0.0, 0.0, 0.0, 20.0, 20.0]
     assert never._num_used == 0

@@ -270,7 +270,7 @@ WRONG_GEMMA4 = {
     "a scale of layers": ({}, {"v.blk.0.out_scale.weight": np.ones(1, np.float32)}, "v.blk.0.out_scale.weight"),
     "half of a standardisation": ({}, {"v.std_bias": np.ones(32, np.float32)}, "std_scale"),
     "silu": ({"clip.use_silu": True}, {}, "clip.use_silu must be false"),
-    "another limit": ({"clip.vision.image_max_pixels": 9}, {}, "clip.vision.image_max_pixels is not known"),
+    "another limit": ({"clip.vision.image_max_pixels": 9}, {}, "clip.vision.image_max_pixels is unknown"),
     "few positions": ({}, {"v.position_embd.weight": np.ones((2, 200, 32), np.float32)}, "max_soft_tokens"),
 }
 

@@ -413,7 +413,10 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, settings, said):
 def test_a_quantised_module_that_no_group_names_is_refused(tmp_path):
     tensors = writers.int8(rounded(_weight(), size=32, bits=8))
     settings = compressed("int-quantized", **GROUPS | {"num_bits": 8})
-    for target, said in (("b", "config_groups: none is for 'a'"), ("re:(", r"the target 're:\(' is no valid pattern")):
+    for target, said in (
+        ("b", "config_groups: no group covers 'a'"),
+        ("re:(", r"the target 're:\(' is not a valid pattern"),
+    ):
         settings["config_groups"]["group_0"]["targets"] = [target]
         assert said.replace("\\", "") in _fault(tmp_path, tensors, settings)
 
@@ -424,7 +427,7 @@ def test_targets_that_take_others_for_ever_are_matched_in_linear_time_and_there_
     endless = "(" + "(.|.|.|.)+" * 9 + ")+!"
     settings["config_groups"]["group_0"]["targets"] = [f"re:{endless}"]
     name = "layer." * 20
-    assert "none is for" in _fault(tmp_path, {f"{name}{key}": value for key, value in tensors.items()}, settings)
+    assert "no group covers" in _fault(tmp_path, {f"{name}{key}": value for key, value in tensors.items()}, settings)
     settings["config_groups"]["group_0"]["targets"] = ["re:a"] * 65
     assert "has 65 patterns; at most 64 are matched" in _fault(tmp_path, tensors, settings)
 

@@ -113,7 +113,7 @@ def a_reply_made_up_beforehand_ends_the_worker(pool):
     lease = load(pool, sent(FORGE), "forger")
     end = os.pidfd_open(lease.processor.worker.pid)
     results = step(pool, lease) + step(pool, lease)
-    assert any(isinstance(result, ProcessorError) and "out of turn" in str(result) for result in results)
+    assert any(isinstance(result, ProcessorError) and "out of order" in str(result) for result in results)
     assert ended(end)
 
 

@@ -37,7 +37,7 @@ def test_with_tls_and_keys_it_shows_https_and_no_secret_and_survives_the_signal(
             body = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
             before = client.post(f"{url}/generate", json=body).json()["text"]
             server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "were read again" in server.output, "the reload")
+            wait_until(lambda: "were reloaded" in server.output, "the reload")
             assert client.post(f"{url}/generate", json=body).json()["text"] == before
             assert client.get(f"{url}/server_info").json()["api_key"] is None
         assert server.stop() == 0

@@ -109,7 +109,7 @@ def what_is_no_socket_is_never_removed(tmp_path):
     make = {"folder": path.mkdir, "file": lambda: path.write_text("mine"), "link": lambda: path.symlink_to(other)}
     for kind, put in make.items():
         put()
-        with pytest.raises(StartupError, match="is no socket"):
+        with pytest.raises(StartupError, match="is not a socket"):
             bind(Config(uds=str(path)))
         remove_socket(Config(uds=str(path)))
         assert os.path.lexists(path), kind

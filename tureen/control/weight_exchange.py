@@ -87,6 +87,7 @@ class WeightExchange:
         self._turn = asyncio.Lock()
         self._folder: TemporaryFolder | None = None  # of the weights that are served, if this server wrote them
         self.source: ModelSource | None = None  # of the last update; None = there was none
+        self.load_format: str = state.context.config.load_format  # of the weights that are served
 
     async def run(self, prepare: Prepare, options: ExchangeOptions) -> int:
         """Serves other weights. Returns the number of paused requests that continue with them. Raises InvalidRequest;
@@ -156,6 +157,7 @@ class WeightExchange:
         self._state.serve_weights(path=new.model_path, version=options.weight_version)
         self.close()
         self._folder, self.source = new.folder, new.source
+        self.load_format = new.load_format or self._state.context.config.load_format
 
 
 def success(num_paused: int, options: ExchangeOptions, state: ServerState) -> dict[str, Any]:

@@ -67,6 +67,8 @@ class WeightGroup:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self.turn = asyncio.Lock()
+        """Held by the update that receives: the trainer broadcasts one after another."""
 
     async def join(self, membership: Membership) -> None:
         """Start the processes and join the group. Raise Unavailable if the trainer does not come."""

@@ -27,6 +27,7 @@ from tiny_models import greedy, logprobs
 
 from tureen.control import weight_updates
 from tureen.control.weight_group import WeightGroup
+from tureen.errors import Unavailable
 
 PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]
 PARAMS = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
@@ -511,3 +512,29 @@ def test_a_group_receives_for_one_update_after_another(app, tensors, monkeypatch
 
     assert [answer.status_code for answer in app.run(scenario())] == [200, 200]
     assert steps == [[tensors["red"][name].nbytes] for name in (NORM, NORM, EMBEDDING, EMBEDDING)]
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_the_files_of_weights_that_are_served_stay_if_the_pause_after_them_fails(
+    app, models, tensors, monkeypatch, begin
+):
+    """An engine that is started again reads them."""
+    call = app.client.call
+
+    async def failing(op, **args):
+        if op == "pause":
+            raise Unavailable("the engine has ended")
+        return await call(op, **args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app.client, "call", failing)
+        if begin:
+            app.post("/begin_weight_update")
+            send(app, tensors["blue"])
+            assert app.post("/end_weight_update", keep_pause=True).status_code == 503
+        else:
+            assert send(app, tensors["blue"], "?keep_pause=true").status_code == 503
+    assert app.post("/abort_weight_update").json()["message"] == "No weight update was open"
+    for route in ("release", "resume"):
+        assert app.post(f"/{route}_memory_occupation", tags=["weights"]).status_code == 200
+    assert output(app)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)

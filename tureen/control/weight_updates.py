@@ -214,14 +214,13 @@ class WeightUpdates:
             is_open = received is self._open
             self._is_ending = is_open or self._is_ending
             try:
-                num_paused = await self._exchange.run(prepare, options)
-                self._open = None if is_open else self._open
-                return num_paused
-            except BaseException:
-                if not is_open:
-                    received.close()
-                raise
+                return await self._exchange.run(prepare, options)
             finally:
+                is_served = self._exchange.folder is received.folder  # even if something failed after that
+                if is_open and is_served:
+                    self._open = None
+                elif not is_open and not is_served:
+                    received.close()
                 self._is_ending = self._is_ending and not is_open
                 self._touched_s = time.monotonic()
 

@@ -150,6 +150,7 @@ def test_tokens_that_the_model_does_not_know_are_refused():
     with App(special=CHATML) as app:
         error = _error(app, HI)
         assert (error.field, error.code) == ("messages", "token_id_out_of_range")
+        assert f"vocabulary of {app.client.info.vocab_size} tokens" in error.message
 
 
 @pytest.mark.parametrize("content", ["\ud800", [{"type": "text", "text": "\udfff"}]])

@@ -10,6 +10,7 @@ from byte_tokenizer import VOCAB_SIZE
 from fake_engine import CONTEXT_LEN
 
 from tureen.requests import tokenising
+from tureen.requests.generation import WHOLE_INTERVAL, Run
 
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 SEVERAL_FILES = (*FIM, "<|repo_name|>", "<|file_sep|>")
@@ -192,6 +193,27 @@ def test_an_output_ends_at_the_first_line_break_after_its_time():
         assert whole[0]["content"].startswith("ab\nab\nab\n")
         response = app.post("/completion", prompt=LINES, t_max_predict_ms=70, stream=True)
         assert parse_events(response.text + "data: [DONE]\n\n")[-1]["stop_type"] == "limit"
+
+
+@pytest.mark.parametrize(
+    ("fields", "interval"),
+    [
+        ({}, WHOLE_INTERVAL),
+        ({"stream": True}, 1),
+        ({"t_max_predict_ms": 1}, 1),
+        ({"t_max_predict_ms": -1}, WHOLE_INTERVAL),
+    ],
+)
+def test_only_a_stream_and_a_time_limit_look_at_every_token(app, monkeypatch, fields, interval):
+    intervals, updates = [], Run.updates
+
+    def recorded(run, interval=None):
+        intervals.append(interval)
+        return updates(run, interval)
+
+    monkeypatch.setattr(Run, "updates", recorded)
+    assert app.post("/completion", prompt="say:abc", **fields).status_code == 200
+    assert intervals == [interval]
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])

@@ -26,6 +26,8 @@ from tiny_gguf import write_from_transformers
 from tiny_models import greedy, logprobs
 
 from tureen.control import weight_updates
+from tureen.control.weight_group import WeightGroup
+from tureen.errors import Unavailable
 
 PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]
 PARAMS = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
@@ -442,3 +444,97 @@ def test_parts_that_arrive_at_once_have_the_limit_together(app, tensors):
         return [answer.status_code for answer in answers]
 
     assert app.run(scenario()) == [413, 200]
+
+
+def test_a_server_with_dummy_weights_serves_those_that_arrive_and_keeps_none_that_it_does_not_have(models, tensors):
+    """Training loops start servers this way: the first weights are the trainer's."""
+    with RealApp(models[0] / "red", kernels="torch", max_total_tokens=256, load_format="dummy") as app:
+        before, part = output(app)["output_ids"], {NORM: tensors["blue"][NORM]}
+        answer = send(app, part, "?partial=true")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "missing_weights")
+        assert output(app)["output_ids"] == before
+        assert send(app, tensors["blue"]).status_code == 200
+        assert output(app)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)
+        assert send(app, part, "?partial=true").status_code == 200
+
+
+def test_an_update_is_not_ended_while_a_part_of_it_arrives(app, models, tensors):
+    """Its client would hear that it arrived, and it would not be served."""
+    first, second = map(save, halves(tensors["blue"]))
+
+    async def scenario():
+        async def pieces():
+            yield second[:1000]
+            answers.append(await app.http.post("/end_weight_update", json={"partial": True}))
+            yield second[1000:]
+
+        answers = []
+        await app.http.post("/begin_weight_update")
+        await app.http.post(PATH, content=first, headers=BINARY)
+        answers.append(await app.http.post(PATH, content=pieces(), headers=BINARY))
+        answers.append(await app.http.post("/end_weight_update"))
+        return answers
+
+    ended, *others = app.run(scenario())
+    assert (ended.status_code, ended.json()["error"]["code"]) == (409, "part_arriving")
+    assert [answer.status_code for answer in others] == [200, 200]
+    assert output(app)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)
+
+
+def test_a_group_receives_for_one_update_after_another(app, tensors, monkeypatch):
+    """Its processes have one connection: what two updates receive at once would be mixed."""
+    steps = []
+
+    async def join(*_):
+        pass
+
+    async def receive(_, sizes, path):
+        steps.append(sizes)
+        await asyncio.sleep(1.0)
+        steps.append(sizes)
+        with open(path, "ab") as file:
+            file.write(bytes(sum(sizes)))
+
+    monkeypatch.setattr(WeightGroup, "join", join)
+    monkeypatch.setattr(WeightGroup, "receive", receive)
+    group = {"master_address": "h", "master_port": 1, "rank_offset": 1, "world_size": 2, "backend": "gloo"}
+    assert app.post("/init_weights_update_group", **group).status_code == 200
+    app.post("/begin_weight_update")
+
+    async def scenario():
+        sent = [
+            {"names": [name], "dtypes": ["float32"], "shapes": [list(tensors["red"][name].shape)]}
+            for name in (NORM, EMBEDDING)
+        ]
+        return await asyncio.gather(
+            *(app.http.post("/update_weights_from_distributed", json=fields) for fields in sent)
+        )
+
+    assert [answer.status_code for answer in app.run(scenario())] == [200, 200]
+    assert steps == [[tensors["red"][name].nbytes] for name in (NORM, NORM, EMBEDDING, EMBEDDING)]
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_the_files_of_weights_that_are_served_stay_if_the_pause_after_them_fails(
+    app, models, tensors, monkeypatch, begin
+):
+    """An engine that is started again reads them."""
+    call = app.client.call
+
+    async def failing(op, **args):
+        if op == "pause":
+            raise Unavailable("the engine has ended")
+        return await call(op, **args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app.client, "call", failing)
+        if begin:
+            app.post("/begin_weight_update")
+            send(app, tensors["blue"])
+            assert app.post("/end_weight_update", keep_pause=True).status_code == 503
+        else:
+            assert send(app, tensors["blue"], "?keep_pause=true").status_code == 503
+    assert app.post("/abort_weight_update").json()["message"] == "No weight update was open"
+    for route in ("release", "resume"):
+        assert app.post(f"/{route}_memory_occupation", tags=["weights"]).status_code == 200
+    assert output(app)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)

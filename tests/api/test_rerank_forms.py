@@ -231,6 +231,9 @@ def test_tei_s_similarity_is_the_cosine_of_embeddings(app):
     assert found[:2] == pytest.approx([0, 1])
     empty = post(app, "/similarity", 422, inputs={"source_sentence": "ab", "sentences": []})
     assert "inputs.sentences" in empty["error"]
+    many = post(app, "/similarity", 422, inputs={"source_sentence": "ab", "sentences": ["a"] * 2048})
+    assert "inputs.sentences" in many["error"]
+    assert "2047" in many["error"]
     assert post(app, "/similarity", 422, inputs={"source_sentence": "a" * 99, "sentences": ["a"]})
     cut = {"inputs": {"source_sentence": "a" * 99, "sentences": ["a"]}, "parameters": {"truncate": True}}
     assert post(app, "/similarity", **cut) == pytest.approx([1])

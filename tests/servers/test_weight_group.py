@@ -6,12 +6,17 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from real_app import RealThreadedApp, write_model
 from safetensors.numpy import load_file
 from tiny_models import greedy
+
+from tureen.control.weight_group import Membership, WeightGroup
+from tureen.errors import Unavailable
 
 TRAINER = Path(__file__).with_name("gloo_trainer.py")
 PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]
@@ -129,3 +134,25 @@ def test_requests_are_answered_while_a_trainer_is_awaited(app, models):
     answer, joined = app.run(scenario())
     assert answer["output_ids"] == greedy(models[1]["red"], PROMPT, 12)
     assert joined["error"]["code"] == "group_lost"
+
+
+def test_a_group_waits_in_a_thread_of_its_own(monkeypatch):
+    """It waits for minutes, and the loop's own threads do what requests need."""
+    threads = []
+    for name in ("_start", "_call"):
+        monkeypatch.setattr(WeightGroup, name, lambda *_: threads.append(threading.current_thread()))
+    facts = {"name": "g", "backend": "gloo", "address": "h", "port": 1, "world_size": 2}
+
+    async def scenario():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        others = await asyncio.to_thread(threading.current_thread)
+        group = WeightGroup()
+        await group.join(Membership(**facts, first_rank=1, num_ranks=1))
+        await group.receive([4], "")
+        group.close()
+        with pytest.raises(Unavailable, match="another request"):
+            await group.receive([4], "")
+        assert len(threads) == 3
+        assert others not in threads
+
+    asyncio.run(scenario())

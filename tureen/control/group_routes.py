@@ -160,7 +160,7 @@ def _broadcast_routes(updates: WeightUpdates, groups: WeightGroups) -> list[Entr
     async def take(tensors: list[Announced], group_name: str, options: ExchangeOptions, *, as_one: bool) -> Response:
         group = groups.find(group_name)
         sizes = [tensor.num_bytes for tensor in tensors]
-        async with updates.part(options, is_partial=True) as part:
+        async with group.turn, updates.part(options, is_partial=True) as part:
             await part.fill(tensors, partial(group.receive, [sum(sizes)] if as_one else sizes))
         return JSONResponse(updates.arrived(part, options))
 

@@ -85,8 +85,9 @@ class WeightExchange:
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._turn = asyncio.Lock()
-        self._folder: TemporaryFolder | None = None  # of the weights that are served, if this server wrote them
+        self.folder: TemporaryFolder | None = None  # of the weights that are served, if this server wrote them
         self.source: ModelSource | None = None  # of the last update; None = there was none
+        self.load_format: str = state.context.config.load_format  # of the weights that are served
 
     async def run(self, prepare: Prepare, options: ExchangeOptions) -> int:
         """Serves other weights. Returns the number of paused requests that continue with them. Raises InvalidRequest;
@@ -100,9 +101,9 @@ class WeightExchange:
 
     def close(self) -> None:
         """Remove the files of weights that this server wrote."""
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
 
     async def _update(self, prepare: Prepare, options: ExchangeOptions) -> int:
         """Wait until running requests have ended, unless they are paused; no request begins meanwhile. An update that
@@ -128,9 +129,9 @@ class WeightExchange:
         state = self._state
         async with held:
             num_paused = await state.client.call("update_weights", **new.place())
+            self._note(new, options)
             if options.keep_pause:
                 await state.client.call("pause", mode="retract")
-            self._note(new, options)
             if state.common.fronts is not None:
                 await state.common.fronts.tell()  # before requests go on, and answers say what computed them
         assert isinstance(num_paused, int)
@@ -155,7 +156,8 @@ class WeightExchange:
         """Report the new weights from now on. Remove the files of the old ones if this server wrote them."""
         self._state.serve_weights(path=new.model_path, version=options.weight_version)
         self.close()
-        self._folder, self.source = new.folder, new.source
+        self.folder, self.source = new.folder, new.source
+        self.load_format = new.load_format or self._state.context.config.load_format
 
 
 def success(num_paused: int, options: ExchangeOptions, state: ServerState) -> dict[str, Any]:

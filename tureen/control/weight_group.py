@@ -7,7 +7,8 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
@@ -67,6 +68,10 @@ class WeightGroup:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self._thread = ThreadPoolExecutor(1, "weight_group")  # it waits for minutes: those of others are few
+        self._is_left = False
+        self.turn = asyncio.Lock()
+        """Held by the update that receives: the trainer broadcasts one after another."""
 
     async def join(self, membership: Membership) -> None:
         """Start the processes and join the group. Raise Unavailable if the trainer does not come."""
@@ -78,9 +83,9 @@ class WeightGroup:
             "timeout_s": TIMEOUT_S,
         }
         try:
-            await asyncio.to_thread(self._start, membership.num_ranks)
+            await self._in_thread(self._start, membership.num_ranks)
             orders = [{"rank": membership.first_rank + index, **args} for index in range(membership.num_ranks)]
-            await asyncio.to_thread(self._call, "join", orders, time.monotonic() + TIMEOUT_S + GRACE_S)
+            await self._in_thread(self._call, "join", orders, time.monotonic() + TIMEOUT_S + GRACE_S)
         except OSError as error:
             raise _lost(f"it cannot be joined: {error}") from None
 
@@ -90,7 +95,7 @@ class WeightGroup:
         orders = [{"sizes": sizes, "path": path if index == 0 else ""} for index in range(len(self._connections))]
         until_s = time.monotonic() + TIMEOUT_S * (1 + len(sizes)) + GRACE_S
         try:
-            await asyncio.to_thread(self._call, "receive", orders, until_s)
+            await self._in_thread(self._call, "receive", orders, until_s)
         except OSError as error:
             raise _lost(str(error)) from None
 
@@ -103,6 +108,14 @@ class WeightGroup:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
+        self._thread.shutdown(wait=False)
+        self._is_left = True
+
+    async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
+        """Run a function in this group's thread. Raise ConnectionError if the server has left the group."""
+        if self._is_left:
+            raise ConnectionError("another request has made the server leave it")
+        await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _start(self, num_ranks: int) -> None:
         for _ in range(num_ranks):

@@ -43,7 +43,6 @@ class WeightUpdates:
         self._exchange = exchange
         self._open: ReceivedWeights | None = None
         self._is_ending = False
-        self._num_arriving = 0  # parts of it that are being sent
         self._touched_s = 0.0
 
     async def begin(self) -> None:
@@ -51,7 +50,7 @@ class WeightUpdates:
         self._check(ExchangeOptions())
         if self._open is not None:
             idle_s = time.monotonic() - self._touched_s
-            if idle_s < IDLE_S or self._num_arriving:
+            if idle_s < IDLE_S or self._open.num_arriving:
                 raise Conflict(
                     f"an update is open; its last part arrived {idle_s:.0f} s ago. End it by /end_weight_update, drop "
                     f"it by /abort_weight_update, or wait until it is {IDLE_S:.0f} s idle",
@@ -97,11 +96,16 @@ class WeightUpdates:
 
     async def end(self, options: ExchangeOptions, *, is_partial: bool) -> int:
         """Serve the weights of the open update. Return the number of paused requests that go on with them. Raise
-        InvalidRequest for missing weights: the update stays open."""
+        InvalidRequest for missing weights, and Conflict while a part is being sent: the update stays open."""
         self._check(options)
         received = self._open
         if received is None:
             raise Conflict("no update is open; begin one by /begin_weight_update", code="no_update")
+        if received.num_arriving:
+            raise Conflict(
+                f"{received.num_arriving} parts of the update are being sent; end it after the answers to them",
+                code="part_arriving",
+            )
         return await self._serve(received, options, is_partial=is_partial)
 
     def arrived(self, part: ArrivingPart, options: ExchangeOptions) -> dict[str, Any]:
@@ -167,14 +171,14 @@ class WeightUpdates:
     @contextlib.contextmanager
     def _arriving(self, received: ReceivedWeights) -> Iterator[None]:
         """Count a part that is being sent. Raise Conflict if its update was dropped meanwhile."""
-        self._num_arriving += 1
+        received.num_arriving += 1
         try:
             yield
         except OSError:
             if self._open is received:
                 raise
         finally:
-            self._num_arriving -= 1
+            received.num_arriving -= 1
             self._touched_s = time.monotonic()
         if self._open is not received:
             raise Conflict("the update was dropped while this part arrived; begin it again", code="update_dropped")
@@ -199,23 +203,24 @@ class WeightUpdates:
         the update is still open."""
 
         def source() -> ModelSource:
-            return received.source(self._base(), is_partial=is_partial)
+            is_dummy = self._exchange.load_format == "dummy"
+            return received.source(self._base(), is_partial=is_partial, is_dummy=is_dummy)
 
         async def prepare() -> NewSource:
-            return NewSource(source=await asyncio.to_thread(source), folder=received.folder)
+            new = await asyncio.to_thread(source)
+            return NewSource(source=new, folder=received.folder, load_format="auto")
 
         async def serve() -> int:
             is_open = received is self._open
             self._is_ending = is_open or self._is_ending
             try:
-                num_paused = await self._exchange.run(prepare, options)
-                self._open = None if is_open else self._open
-                return num_paused
-            except BaseException:
-                if not is_open:
-                    received.close()
-                raise
+                return await self._exchange.run(prepare, options)
             finally:
+                is_served = self._exchange.folder is received.folder  # even if something failed after that
+                if is_open and is_served:
+                    self._open = None
+                elif not is_open and not is_served:
+                    received.close()
                 self._is_ending = self._is_ending and not is_open
                 self._touched_s = time.monotonic()
 

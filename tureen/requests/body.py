@@ -25,7 +25,8 @@ MAX_TOLD = 200
 
 MAX_PARTS = 1 << 19
 """Most keys, lists and objects in a body."""
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, also one that the body's end cuts: without it, the search would begin again at every quote in it."""
 
 UNKNOWN_FIELD, NULL = "Object contains unknown field", "got `null`"
 NOT_ALLOWED = "Invalid enum value", "Invalid value"

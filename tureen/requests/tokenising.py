@@ -179,7 +179,7 @@ def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
         text = context.tokenizer.token_text(unknown)
         raise InvalidRequest(
             f"{name} has {echo(text)}, token {unknown}, which is outside the model's vocabulary of "
-            "{context.info.vocab_size} tokens; leave it out",
+            f"{context.info.vocab_size} tokens; leave it out",
             field=name,
             code="token_id_out_of_range",
         )

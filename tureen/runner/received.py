@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -62,7 +62,8 @@ class ReceivedWeights:
         self._num_parts = 0
         self._lock = threading.Lock()
         self.num_bytes = 0  # of the parts that have arrived
-        self.num_arriving_bytes = 0  # of those that are being sent
+        self.num_arriving = 0  # parts that are being sent
+        self.num_arriving_bytes = 0  # of those
         self.folder = TemporaryFolder("weights")
 
     @property
@@ -109,9 +110,9 @@ class ReceivedWeights:
             path.unlink(missing_ok=True)
             raise
 
-    def source(self, base: ModelSource, *, is_partial: bool) -> ModelSource:
+    def source(self, base: ModelSource, *, is_partial: bool, is_dummy: bool) -> ModelSource:
         """Returns the model with the weights that arrived. base: the model that is served now. is_partial: weights that
-        did not arrive are the base's.
+        did not arrive are the base's. is_dummy: the base is served with random weights.
 
         Raises InvalidRequest naming weights that are missing, or that cannot be taken from the served model.
         """
@@ -125,7 +126,9 @@ class ReceivedWeights:
                 code="missing_weights",
             )
         hf = model_config(base)
-        places = self._files | (self._base_places(base, hf) if missing else {})
+        if missing and (is_dummy or base.gguf is not None or any(hf.get(name) for name in QUANTISED)):
+            raise self._not_kept()
+        places = self._files | (self._base_places(base) if missing else {})
         config = {name: value for name, value in hf.items() if missing or name not in QUANTISED}
         folder = self.folder.path
         (folder / "config.json").write_text(json.dumps(config, default=_plain), encoding="utf-8")
@@ -208,16 +211,20 @@ class ReceivedWeights:
                 code="misshapen_weight",
             ) from None
 
-    def _base_places(self, base: ModelSource, hf: Mapping[str, Any]) -> dict[str, str]:
+    def _not_kept(self) -> InvalidRequest:
+        """Returns the error for weights that did not arrive and have no values in a file that could be kept."""
+        missing = self.missing
+        return InvalidRequest(
+            f"{len(missing)} of {len(self._shapes)} weights have not arrived: {_some(missing)}. Their present values "
+            "cannot be kept, because the model that is served is stored quantised or as GGUF, or has random weights "
+            "(--load-format dummy). Begin an update (/begin_weight_update), send all weights, and end it "
+            "(/end_weight_update)",
+            code="missing_weights",
+        )
+
+    def _base_places(self, base: ModelSource) -> dict[str, str]:
         """Links to the base's files with weights that did not arrive. Returns the file of each of the base's tensors
         that no part has: for one that is replaced, a file that does not have it. Raises InvalidRequest."""
-        if base.gguf is not None or any(hf.get(name) for name in QUANTISED):
-            raise InvalidRequest(
-                f"{len(self.missing)} of {len(self._shapes)} weights have not arrived: {_some(self.missing)}. Their "
-                "present values cannot be kept, because the model that is served is stored quantised or as GGUF. Begin "
-                "an update (/begin_weight_update), send all weights, and end it (/end_weight_update)",
-                code="missing_weights",
-            )
         present, places = indexed(base.path), dict[str, str]()
         arrived = next(iter(self._files.values()))
         for number, path in enumerate(weight_files(base.path), 1):

@@ -29,7 +29,7 @@ from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body_wi
 from tureen.http.sse import event
 from tureen.requests import planning
 from tureen.requests.drafts import Draft, Options, Plan, plan_of
-from tureen.requests.generation import Output, Run
+from tureen.requests.generation import WHOLE_INTERVAL, Output, Run
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.state import ServerState
@@ -122,11 +122,12 @@ async def _plan(body: LlamaOptions, payload: dict[str, Any], owner: str, state: 
 async def _updates(run: Run, body: LlamaOptions, state: ServerState) -> AsyncGenerator[Output, None]:
     """Yield the updates of the outputs. End an output at its first line break after `t_max_predict_ms`, counted from
     its first token. Raises RequestFailed for an output that was aborted."""
-    lines = dict.fromkeys(range(len(run.outputs)), 0)  # number of line breaks of each output
-    async with aclosing(run.updates(interval=1)) as updates:
+    has_limit = body.t_max_predict_ms > 0
+    num_read = dict.fromkeys(range(len(run.outputs)), 0)  # characters of each output in which a line break was sought
+    async with aclosing(run.updates(1 if body.stream or has_limit else WHOLE_INTERVAL)) as updates:
         async for output in updates:
-            is_new_line = output.text.count("\n") > lines[output.index]
-            lines[output.index] = output.text.count("\n")
+            is_new_line = has_limit and output.text.find("\n", num_read[output.index]) >= 0
+            num_read[output.index] = len(output.text)
             if output.finish is not None and output.finish.reason == TIME_LIMIT:
                 output.finish = FinishReason(type="length", length=len(output.token_ids))
             elif is_new_line and output.finish is None and _is_late(output, body.t_max_predict_ms):

@@ -101,7 +101,7 @@ class TeiSentences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     source_sentence: Annotated[str, Meta(min_length=1, description="The text that sentences are compared with.")]
     sentences: Annotated[
         list[Annotated[str, Meta(min_length=1)]],
-        Meta(min_length=1, max_length=MAX_INPUTS, description="Texts to compare; at most 2048."),
+        Meta(min_length=1, max_length=MAX_INPUTS - 1, description="Texts to compare; at most 2047."),
     ]
 
 
@@ -257,7 +257,6 @@ def facts(state: ServerState) -> dict[str, Any]:
 async def _similarity(body: TeiSimilarityBody, requester: Requester, state: ServerState) -> list[float]:
     texts: Inputs = [body.inputs.source_sentence, *body.inputs.sentences]
     how = body.parameters
-    waves.check_count(len(texts), "inputs.sentences")
     whole = TeiEmbedBody(inputs=texts, prompt_name=how.prompt_name, truncate=how.truncate)
     source, *vectors = await _embed(whole, requester, state)
     return await offload.run(sum(map(len, vectors)), lambda: (np.array(vectors) @ np.array(source)).tolist())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,7 +138,7 @@ def _created(
             if base is None:
                 faults.append(
                     "SYSTEM, MESSAGE: they become a copy of the model's own chat template, and none is on this disk: "
-                    f"run tureen pull {model}, then this command again"
+                    f"run tureen pull {shlex.quote(model)}, then this command again"
                 )
             else:
                 file_name = f"{name.replace('/', '-').replace(':', '-')}.jinja"
@@ -177,12 +178,13 @@ def _model_of(value: str, folder: Path, config: Config, verb: str = "") -> tuple
     """Returns what a model of Ollama's is called here, with a note about it, or with a fault."""
     names = importlib.import_module("tureen.fetching.names")
     value = value.removesuffix(":latest")
-    path = folder / Path(value).expanduser()
+    path = folder / os.path.expanduser(value)
     theirs = f"{verb}{value}"
-    if path.exists():
+    if names.exists(path):
         if path.is_file() and path.suffix != ".gguf":
             link = f"./{path.name[-12:]}.gguf"
-            why = f"its name must end with .gguf: run first ln -s {shlex.quote(str(path.resolve()))} {link}"
+            command = shlex.join(["ln", "-s", str(path.resolve()), link])
+            why = f"its name must end with .gguf: run first {command}"
             return link, [Note("becomes", theirs, (link,), why)], []
         return str(path), [], []
     hub = next((value.removeprefix(prefix) for prefix in HUBS if value.startswith(prefix)), None)

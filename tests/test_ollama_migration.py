@@ -186,6 +186,7 @@ def test_a_line_whose_quotes_are_open_is_refused(capsys):
 def test_a_modelfile_and_variables_become_settings(capsys, tmp_path):
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     text = "FROM ./tiny.gguf\nPARAMETER num_ctx 512\nPARAMETER temperature 0\nPARAMETER stop a\nPARAMETER stop -b\n"
+    text += "PARAMETER repeat_penalty 1.1\nPARAMETER repeat_last_n 64\n"
     variables = ("HTTPS_PROXY=p", "OLLAMA_HOST=0.0.0.0:81", "OLLAMA_NUM_PARALLEL=3", "OLLAMA_KEEP_ALIVE=5m")
     status, reasons, command = described(capsys, tmp_path, text, *variables)
     proxy, *words = shlex.split(command)
@@ -193,7 +194,9 @@ def test_a_modelfile_and_variables_become_settings(capsys, tmp_path):
     found = started(words[2:])
     assert (found.model_path, found.served_model_name) == (str(tmp_path / "tiny.gguf"), "mine")
     assert (found.host, found.port, found.max_running_requests, found.context_length) == ("0.0.0.0", 81, 3, 512)
-    assert json.loads(found.preferred_sampling_params) == {"temperature": 0, "stop": ["a", "-b"]}
+    assert json.loads(found.preferred_sampling_params) == {
+        "temperature": 0, "stop": ["a", "-b"], "repetition_penalty": 1.1, "repeat_last_n": 64,
+    }  # fmt: skip
     assert any(reason.startswith("# OLLAMA_KEEP_ALIVE=5m is left out") for reason in reasons)
 
 

@@ -89,11 +89,11 @@ def _quoted(first: str, lines: Iterator[tuple[int, str]]) -> str | None:
     quote = next((quote for quote in QUOTES if first.startswith(quote)), None)
     if quote is None:
         return first
-    found = [first[len(quote) :]]
-    while not found[-1].rstrip().endswith(quote):
+    texts = [first[len(quote) :]]
+    while not texts[-1].rstrip().endswith(quote):
         following = next(lines, None)
         if following is None:
             return None
-        found.append(following[1])
-    found[-1] = found[-1].rstrip()[: -len(quote)]
-    return "\n".join(found)
+        texts.append(following[1])
+    texts[-1] = texts[-1].rstrip()[: -len(quote)]
+    return "\n".join(texts)

@@ -247,6 +247,7 @@ def test_a_container_listens_where_it_is_published(capsys):
         ("ollama show smollm2:latest", "tureen show smollm2:135m"),
         ("ollama ls", "tureen list"),
         ("ollama ps", "tureen ps"),
+        ("ollama stop smollm2", "tureen stop"),
     ],
 )
 def test_a_command_has_its_counterpart(capsys, line, command):

@@ -91,7 +91,11 @@ def _same_named(command: str, arguments: list[str], variables: Sequence[str], pe
     about_servers = [variable for variable in variables if variable.startswith("OLLAMA_")]
     why = "it is about a server: tureen chat --url URL talks to one that runs"
     notes += [Note("told", variable, (), why) for variable in about_servers]
-    if positional and command != "stop":
+    if positional and command == "stop":
+        why = "the command ends a server: if several run, give the port that tureen ps shows"
+        notes.append(Note("told", positional[0], (), why))
+        ours = []
+    elif positional:
         model, note, fault = _model_of(positional[0], Path(), config)
         ours = [model]
         notes += note

@@ -265,3 +265,18 @@ def test_a_file_is_added_to_the_draft_for_which_it_was_chosen(show, live):
     page.evaluate(ATTACH, ["a.png", [0], "image/png"])
     page.wait_for_selector(".toast >> text=A completion takes only text")
     assert page.locator(".preview").count() == 0
+
+
+def test_what_is_typed_while_the_page_loads_does_not_replace_a_draft(show, live):
+    page = show(live.url)
+    page.fill("#message", "Once upon")
+    page.evaluate("() => dispatchEvent(new Event('pagehide'))")
+    held: list[Any] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    with page.expect_request("**/v1/models"):
+        page.reload()
+    page.fill("#message", "a time")
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("body[data-ready]")
+    assert page.input_value("#message") == "Once upon\na time"

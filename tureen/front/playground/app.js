@@ -423,7 +423,7 @@ async function begin() {
     start("chat");
   }
   if (typed) {
-    byId("message").value = typed;
+    byId("message").value = [byId("message").value, typed].filter(Boolean).join("\n");
     byId("message").dispatchEvent(new Event("input"));
   }
   document.body.dataset.ready = "true";

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -13,7 +14,7 @@ import pytest
 
 from tureen.cli import command_line as cli
 from tureen.cli.flags import CommandParser, load_config, subparsers
-from tureen.cli.modelfile import INSTRUCTIONS, read_modelfile
+from tureen.cli.modelfile import INSTRUCTIONS, MAX_BYTES, read_modelfile
 from tureen.cli.ollama import MARKS
 from tureen.cli.peer_tables import load_peer
 from tureen.cli.translation import Given, translate_settings
@@ -49,6 +50,13 @@ def migrated(capsys, *words: str) -> tuple[int, list[str], str]:
     printed = capsys.readouterr()
     *reasons, command = (printed.out or printed.err).splitlines()
     return status, reasons, command
+
+
+def migrated_error(capsys, *words: str) -> str:
+    """Returns what a command that fails prints to stderr."""
+    with contextlib.suppress(SystemExit):
+        assert cli.main([*words]) != 0
+    return capsys.readouterr().err
 
 
 def described(capsys, folder: Path, text: str, *before: str) -> tuple[int, list[str], str]:
@@ -102,7 +110,7 @@ def test_a_value_that_is_not_off_is_refused_by_name(capsys, tmp_path):
 def test_quotes_and_lines_are_read_as_ollama_reads_them(tmp_path):
     file = tmp_path / "Modelfile"
     file.write_text(
-        '# comment\nfrom ./a.gguf\n\nPARAMETER stop "a b"\nparameter temperature 0.5\n'
+        '\ufeff# comment\nfrom\t./a.gguf\n\nPARAMETER stop "a b"\nparameter \t temperature\t0.5\n'
         'SYSTEM """\nSay "hi".\n# kept\n"""\n'
         'MESSAGE user Is it "so"?\nTEMPLATE "one\ntwo"\nLICENSE """MIT"""\n'
     )
@@ -123,6 +131,10 @@ def test_quotes_and_lines_are_read_as_ollama_reads_them(tmp_path):
         ("PARAMETER a 1\n", "has no FROM line"),
         ("FROM a\nSYSTEN x\n", r"line 2: 'SYSTEN' is none of FROM, PARAMETER"),
         ('FROM a\nSYSTEM """x\n', "line 2: SYSTEM has no closing quote"),
+        ("FROM\n", "line 1: FROM names no model"),
+        ("FROM a\nMESSAGE boss x\n", "line 2: MESSAGE 'boss' must be one of system, user, assistant"),
+        ("FROM a\nPARAMETER --host 0.0.0.0\n", "line 2: PARAMETER '--host' is no parameter"),
+        ("FROM a\nPARAMETER OLLAMA_HOST 0.0.0.0\n", "line 2: PARAMETER 'OLLAMA_HOST' is no parameter"),
         (None, "No such file"),
     ],
 )
@@ -133,9 +145,48 @@ def test_a_modelfile_that_cannot_be_read_is_one_sentence(tmp_path, text, fault):
         read_modelfile(tmp_path / "Modelfile")
 
 
+def test_a_modelfile_of_a_million_lines_is_read_once(tmp_path):
+    """Looking at all lines so far for each line takes minutes."""
+    lines = "\n" * (MAX_BYTES - 100)
+    (tmp_path / "Modelfile").write_text(f'FROM a\nSYSTEM """{lines}"""\n')
+    assert read_modelfile(tmp_path / "Modelfile")[1].value == lines
+
+
+@pytest.mark.parametrize("text", ['PARAMETER stop """\nrm -rf x"""', 'LICENSE "a\rrm -rf x"', 'FROM """y\nrm -rf x"""'])
+def test_what_a_modelfile_says_cannot_end_the_comment_that_repeats_it(capsys, tmp_path, text):
+    _, reasons, _ = described(capsys, tmp_path, f"FROM smollm2\n{text}\n")
+    assert [reason for reason in reasons if not reason.startswith("# ")] == []
+
+
+def test_commands_in_reasons_have_their_values_quoted(capsys, tmp_path):
+    _, reasons, _ = described(capsys, tmp_path, "FROM hf.co/org/a;touch b\nSYSTEM Be kind.\n")
+    assert any("run tureen pull 'org/a;touch b', then" in reason for reason in reasons)
+    blob = tmp_path / "a;touch b"
+    blob.write_bytes(b"GGUF")
+    _, reasons, _ = described(capsys, tmp_path, f"FROM {blob}\n")
+    assert any(f"ln -s '{blob}' './a;touch b.gguf'" in reason for reason in reasons)
+
+
+def test_the_value_of_a_variable_is_quoted_and_its_name_is_not(capsys):
+    _, _, command = migrated(capsys, "A=b c", "B=", "vllm", "serve", "m")
+    assert command.startswith("A='b c' B= tureen serve m ")
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/x", "a" * 400])
+def test_a_name_that_no_file_can_have_is_one_sentence(capsys, tmp_path, name):
+    status, reasons, _ = described(capsys, tmp_path, f"FROM {name}\n")
+    assert (status, sum("NOT HERE: FROM" in reason for reason in reasons)) == (1, 1)
+    assert "no such file or folder" in migrated_error(capsys, "show", name)
+
+
+def test_a_line_whose_quotes_are_open_is_refused(capsys):
+    assert "No closing quotation" in migrated_error(capsys, "migrate", "--", "ollama run 'x")
+
+
 def test_a_modelfile_and_variables_become_settings(capsys, tmp_path):
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     text = "FROM ./tiny.gguf\nPARAMETER num_ctx 512\nPARAMETER temperature 0\nPARAMETER stop a\nPARAMETER stop -b\n"
+    text += "PARAMETER repeat_penalty 1.1\nPARAMETER repeat_last_n 64\n"
     variables = ("HTTPS_PROXY=p", "OLLAMA_HOST=0.0.0.0:81", "OLLAMA_NUM_PARALLEL=3", "OLLAMA_KEEP_ALIVE=5m")
     status, reasons, command = described(capsys, tmp_path, text, *variables)
     proxy, *words = shlex.split(command)
@@ -143,7 +194,9 @@ def test_a_modelfile_and_variables_become_settings(capsys, tmp_path):
     found = started(words[2:])
     assert (found.model_path, found.served_model_name) == (str(tmp_path / "tiny.gguf"), "mine")
     assert (found.host, found.port, found.max_running_requests, found.context_length) == ("0.0.0.0", 81, 3, 512)
-    assert json.loads(found.preferred_sampling_params) == {"temperature": 0, "stop": ["a", "-b"]}
+    assert json.loads(found.preferred_sampling_params) == {
+        "temperature": 0, "stop": ["a", "-b"], "repetition_penalty": 1.1, "repeat_last_n": 64,
+    }  # fmt: skip
     assert any(reason.startswith("# OLLAMA_KEEP_ALIVE=5m is left out") for reason in reasons)
 
 
@@ -194,6 +247,7 @@ def test_a_container_listens_where_it_is_published(capsys):
         ("ollama show smollm2:latest", "tureen show smollm2:135m"),
         ("ollama ls", "tureen list"),
         ("ollama ps", "tureen ps"),
+        ("ollama stop smollm2", "tureen stop"),
     ],
 )
 def test_a_command_has_its_counterpart(capsys, line, command):

@@ -53,7 +53,7 @@ In 4 bits (`--quantization int4`), with a context of {context} tokens. A GGUF fi
   (`A3B`: 3 billion of 30 act) needs much memory and reads little.
 - **tok/s** is {reached} % of the bandwidth divided by that. {reached} % is what one stream reached on the machine of
   [performance](performance.md#what-the-machine-allows-and-what-is-reached); on others it may be more or less. At a
-  high bandwidth small models stay below it: each token takes 0.35 ms besides. Several streams share the reads, so
+  high bandwidth small models stay below it: each token takes another 0.35 ms. Several streams share the reads, so
   together they are faster.
 
 ## By machine

@@ -89,6 +89,16 @@ def test_the_playground_loads_in_few_bytes(app: App):
     assert plain.text == app.request("GET", "/playground/app.js", headers={"accept-encoding": "gzip"}).text
 
 
+def test_files_are_compressed_for_those_who_take_gzip(app: App):
+    takes = {"gzip": True, "br, GZIP;q=0.5": True, "gzip; q=1.0": True, "gzip;q=0": False, "br, gzip; q=0.00": False}
+    takes |= {"": False, "identity": False, "x-gzipped": False}
+    for accepted, is_compressed in takes.items():
+        for path in ("/openapi.json", "/playground/app.js"):
+            answer = app.request("GET", path, headers={"accept-encoding": accepted})
+            assert (accepted, answer.headers.get("content-encoding")) == (accepted, "gzip" if is_compressed else None)
+            assert "accept-encoding" in answer.headers["vary"]
+
+
 def test_each_page_links_all_pages_and_says_which_it_is(app: App):
     for path in ("", "status", "docs", "compat"):
         page = app.request("GET", f"/{path}", headers=BROWSER)

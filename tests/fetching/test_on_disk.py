@@ -56,6 +56,39 @@ def test_every_model_is_listed_by_a_name_that_finds_it_again(hub, config, tmp_pa
         assert find_here(parse(name), config) == paths[name]
 
 
+def test_a_model_whose_name_finds_another_is_listed_by_its_path(config):
+    """Such as a file of the user's, an older revision, two files of one quantisation, a repository without an owner.
+    The file of a vision encoder is no model."""
+    old, new = "a" * 40, "b" * 40
+    files = {  # in the order of their revisions -> the name
+        "own.gguf": None,
+        f"hub/models--o--same/snapshots/{new}/a-Q8_0.gguf": None,
+        f"hub/models--o--same/snapshots/{new}/b-Q8_0.gguf": None,
+        f"hub/models--o--one/snapshots/{new}/m-Q8_0.gguf": "o/one:Q8_0",
+        f"hub/models--o--one/snapshots/{new}/mmproj-F16.gguf": "",
+        f"hub/models--o--two/snapshots/{old}/model.safetensors": None,
+        f"hub/models--o--two/snapshots/{new}/model.safetensors": "o/two",
+        f"hub/models--gpt2/snapshots/{new}/model.safetensors": None,
+    }
+    expected = {}
+    for file, name in files.items():
+        path = cache_dir(config) / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"12")
+        if file.startswith("hub/"):
+            refs = path.parent.parent.parent / "refs"
+            refs.mkdir(exist_ok=True)
+            (refs / "main").write_text(path.parent.name)
+        if path.suffix == ".safetensors":
+            path = path.parent
+            (path / "config.json").write_text("{}")
+        if name != "":
+            expected[path] = name or str(path)
+    found = kept_models(config)
+    assert {model.path: model.name for model in found} == expected
+    assert {find_here(parse(model.name), config) for model in found} == set(expected)
+
+
 def test_a_model_has_one_name_before_it_is_fetched_in_the_list_and_where_it_is_opened(hub, config, tmp_path):
     """Answers of the API, the banner and `tureen ps` have the name of the opened model."""
     hub.files["org/ggufs"] = GGUFS

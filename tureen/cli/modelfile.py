@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, echo
 from tureen.files import read_text
 
 INSTRUCTIONS: Final = (
@@ -14,6 +15,7 @@ INSTRUCTIONS: Final = (
     "LICENSE", "RENDERER", "PARSER", "REQUIRES", "DRAFT",
 )  # fmt: skip
 MAX_BYTES: Final = 1 << 20
+ROLES: Final = ("system", "user", "assistant")
 QUOTES: Final = ('"""', '"')
 
 
@@ -44,31 +46,54 @@ def read_modelfile(path: Path) -> list[Instruction]:
 
 
 def _instructions(text: str, path: Path) -> Iterator[Instruction]:
-    lines = iter(enumerate(text.split("\n"), 1))
+    lines = iter(enumerate(text.removeprefix("\ufeff").split("\n"), 1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        name, _, rest = line.strip().partition(" ")
+        name, rest = _first_word(line)
+        where = f"{path}, line {number}"
         if name.upper() not in INSTRUCTIONS:
-            raise InvalidRequest(f"{path}, line {number}: {name[:40]!r} is none of {', '.join(INSTRUCTIONS)}")
+            raise InvalidRequest(f"{where}: {echo(name)} is none of {', '.join(INSTRUCTIONS)}")
         key = ""
         if name.upper() in ("PARAMETER", "MESSAGE"):
-            key, _, rest = rest.strip().partition(" ")
-        value = _unquoted(rest)
-        while value is None:
-            try:
-                rest += "\n" + next(lines)[1]
-            except StopIteration:
-                raise InvalidRequest(f"{path}, line {number}: {name} has no closing quote") from None
-            value = _unquoted(rest)
+            key, rest = _first_word(rest)
+            _check_key(name.upper(), key, where)
+        value = _quoted(rest.strip(), lines)
+        if value is None:
+            raise InvalidRequest(f"{where}: {name} has no closing quote")
+        if not value and name.upper() == "FROM":
+            raise InvalidRequest(f"{where}: FROM names no model")
         yield Instruction(name.upper(), key, value)
 
 
-def _unquoted(text: str) -> str | None:
-    """Returns a value without its quotes; None = they are not closed yet."""
-    value = text.strip()
-    for quote in QUOTES:
-        if value.startswith(quote):
-            is_closed = len(value) >= 2 * len(quote) and value.endswith(quote)
-            return value[len(quote) : -len(quote)] if is_closed else None
-    return value
+def _first_word(text: str) -> tuple[str, str]:
+    """Returns the first word, and what follows the spaces or tabs after it."""
+    word, *rest = text.split(maxsplit=1) or [""]
+    return word, rest[0] if rest else ""
+
+
+def _check_key(name: str, key: str, where: str) -> None:
+    """Raises InvalidRequest for a role that no message has, and for a parameter that is not one word in small letters:
+    the table that translates parameters has flags and variables, too."""
+    if name == "MESSAGE" and key not in ROLES:
+        raise InvalidRequest(f"{where}: MESSAGE {echo(key)} must be one of {', '.join(ROLES)}")
+    if name == "PARAMETER" and not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+        raise InvalidRequest(f"{where}: PARAMETER {echo(key)} is no parameter of Ollama's, such as temperature")
+
+
+def _quoted(first: str, lines: Iterator[tuple[int, str]]) -> str | None:
+    """Returns a value without its quotes, with the lines up to the one that ends with them; None = they are not closed.
+
+    first: what follows the instruction, without the spaces around it.
+    """
+    quote = next((quote for quote in QUOTES if first.startswith(quote)), None)
+    if quote is None:
+        return first
+    texts = [first[len(quote) :]]
+    while not texts[-1].rstrip().endswith(quote):
+        following = next(lines, None)
+        if following is None:
+            return None
+        texts.append(following[1])
+    texts[-1] = texts[-1].rstrip()[: -len(quote)]
+    return "\n".join(texts)

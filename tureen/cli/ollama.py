@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,7 +91,11 @@ def _same_named(command: str, arguments: list[str], variables: Sequence[str], pe
     about_servers = [variable for variable in variables if variable.startswith("OLLAMA_")]
     why = "it is about a server: tureen chat --url URL talks to one that runs"
     notes += [Note("told", variable, (), why) for variable in about_servers]
-    if positional and command != "stop":
+    if positional and command == "stop":
+        why = "the command ends a server: if several run, give the port that tureen ps shows"
+        notes.append(Note("told", positional[0], (), why))
+        ours = []
+    elif positional:
         model, note, fault = _model_of(positional[0], Path(), config)
         ours = [model]
         notes += note
@@ -137,7 +142,7 @@ def _created(
             if base is None:
                 faults.append(
                     "SYSTEM, MESSAGE: they become a copy of the model's own chat template, and none is on this disk: "
-                    f"run tureen pull {model}, then this command again"
+                    f"run tureen pull {shlex.quote(model)}, then this command again"
                 )
             else:
                 file_name = f"{name.replace('/', '-').replace(':', '-')}.jinja"
@@ -177,12 +182,13 @@ def _model_of(value: str, folder: Path, config: Config, verb: str = "") -> tuple
     """Returns what a model of Ollama's is called here, with a note about it, or with a fault."""
     names = importlib.import_module("tureen.fetching.names")
     value = value.removesuffix(":latest")
-    path = folder / Path(value).expanduser()
+    path = folder / os.path.expanduser(value)
     theirs = f"{verb}{value}"
-    if path.exists():
+    if names.exists(path):
         if path.is_file() and path.suffix != ".gguf":
             link = f"./{path.name[-12:]}.gguf"
-            why = f"its name must end with .gguf: run first ln -s {shlex.quote(str(path.resolve()))} {link}"
+            command = shlex.join(["ln", "-s", str(path.resolve()), link])
+            why = f"its name must end with .gguf: run first {command}"
             return link, [Note("becomes", theirs, (link,), why)], []
         return str(path), [], []
     hub = next((value.removeprefix(prefix) for prefix in HUBS if value.startswith(prefix)), None)

@@ -34,8 +34,8 @@ def parse(name: str) -> Reference:
     if name.startswith(PREFIX):
         return Reference("wheel", name)
     plain = name.removeprefix(HUB_PREFIX)
-    path = Path(name).expanduser()
-    if plain == name and name and _exists(path):
+    path = Path(os.path.expanduser(name))
+    if plain == name and name and exists(path):
         return Reference("path", str(path))
     known = None if plain != name else on_shelf(name)
     if known is not None:
@@ -71,10 +71,11 @@ def _on_hub(name: str) -> list[tuple[str, str]]:
     return sorted(shelf().hub.get(family, {}).items(), key=lambda pair: pair[0] != asked)
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Returns whether there is a file or folder; False for a path that none can have."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):
         return False
 
 

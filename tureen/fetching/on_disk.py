@@ -47,26 +47,40 @@ def _model_path(file: Path) -> Path:
 
 
 def kept_models(config: Config) -> list[KeptModel]:
-    """Returns the models that can be served without a network, by name: ours, and those of the hub's own cache."""
+    """Returns the models that can be served without a network: ours, and those of the hub's own cache.
+
+    A model has its path as its name if the one name leads to another model, or to none: an older revision, a file with
+    the quantisation of another, a file that was copied into the folder.
+    """
     from tureen.fetching import hub  # noqa: PLC0415
 
     own = cache_dir(config)
-    models = [KeptModel(name_of(path, config), path, size) for path, size in downloaded(config) if _is_whole(path)]
+    entries = [entry for entry in downloaded(config) if _is_whole(entry[0])]
     shared = hub.shared_cache()
     if shared != own / HUB_FOLDER:
         folders = sorted(shared.glob("models--*/snapshots/*"))
-        entries = [entry for folder in folders for entry in _weights_below(folder) if _is_whole(entry[0])]
-        models += [KeptModel(name_of(path, config), path, size) for path, size in entries]
-    return models
+        entries += [entry for folder in folders for entry in _weights_below(folder) if _is_whole(entry[0])]
+    return [KeptModel(_name_that_leads_to(path, config), path, size) for path, size in entries]
+
+
+def _name_that_leads_to(path: Path, config: Config) -> str:
+    """Returns the one name of a model, or its path if that name does not find it."""
+    name = name_of(path, config)
+    try:
+        own_path = find_here(names.parse(name), config)
+    except StartupError:
+        own_path = None
+    return name if own_path == path else str(path)
 
 
 def _is_whole(path: Path) -> bool:
-    """Says whether all of a model is there, as far as a snapshot of the hub and the names of parts tell."""
+    """Returns whether all of a model is there, as far as a snapshot of the hub and the names of parts tell. The file of
+    a vision encoder is no model."""
     from tureen.fetching import hub  # noqa: PLC0415
 
     if path.is_dir():
         return path.parent.name != "snapshots" or hub.model_in(path, "") is not None
-    return all(path.with_name(name).is_file() for name in ggufs.parts(path.name))
+    return not ggufs.is_projector(path.name) and all(path.with_name(name).is_file() for name in ggufs.parts(path.name))
 
 
 def known_as(model: str, config: Config) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib import resources
@@ -76,9 +77,15 @@ def page(path: str, body: str, script: str = "", style: str = "") -> Response:
 def compressed(request: Request, content: bytes, media_type: str, headers: Mapping[str, str]) -> Response:
     """Returns an answer of `content`, compressed if the client takes gzip. `content` is the same for all requests, for
     it is compressed once and kept."""
-    if "gzip" not in request.headers.get("accept-encoding", ""):
+    if not _takes_gzip(request.headers.get("accept-encoding", "")):
         return Response(content, media_type=media_type, headers=headers)
     return Response(_gzipped(content), media_type=media_type, headers={**headers, "content-encoding": "gzip"})
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Returns whether an Accept-Encoding header names gzip, with a weight above 0 (RFC 9110, 12.5.3)."""
+    weights = dict(coding.partition(";")[::2] for coding in accepted.lower().replace(" ", "").split(","))
+    return re.fullmatch(r"q=0(\.0*)?", weights.get("gzip", "q=0")) is None
 
 
 _gzipped = lru_cache(maxsize=64)(gzip.compress)

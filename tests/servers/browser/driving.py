@@ -10,12 +10,12 @@ import pytest
 from patience import PATIENCE_S
 
 DONE = "article.assistant[data-state={state}]"
-ATTACH = """([name, bytes]) => {
+ATTACH = """([name, bytes, type = ""]) => {
     const data = new DataTransfer();
-    data.items.add(new File([new Uint8Array(bytes)], name));
+    data.items.add(new File([new Uint8Array(bytes)], name, {type}));
     document.getElementById("main").dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true}));
 }"""
-"""Drops a file of a name and bytes on the page."""
+"""Drops a file of a name, bytes and perhaps a type on the page."""
 
 
 def say(page, text: str, *, wait: bool = True) -> None:

@@ -228,3 +228,55 @@ def test_code_is_coloured_and_the_context_is_counted_in_tokens(show, live):
     ]
     assert found["copied"] == ["x = 1 # <b>\n", "# <b>"]
     assert found["dropped"] == ["c", "c", "c", None, None]
+
+
+VERSIONS = """async () => {
+    const { add, create, said, select, sent, shown } = await import("./playground/conversation.js");
+    const conversation = create({});
+    const texts = () => sent(shown(conversation), conversation.from).map((node) => node.text);
+    const first = add(conversation, null, {role: "user", text: "a"});
+    const old = add(conversation, first, {role: "user", text: "b"});
+    conversation.from = old.id;
+    add(conversation, first, {role: "user", text: "c"});
+    const found = [texts()];
+    select(conversation, old);
+    found.push(texts());
+    add(conversation, old, {role: "user", text: "d"});
+    return [...found, texts(), said({files: [{name: "a", text: "` ".repeat(500000)}], text: ""}).length];
+}"""
+
+
+def test_turns_that_are_left_out_stay_so_in_other_versions_and_a_file_may_have_any_number_of_marks(show, live):
+    assert show(live.url).evaluate(VERSIONS) == [["c"], ["b"], ["b", "d"], 1_000_011]
+
+
+def test_a_file_is_added_to_the_draft_for_which_it_was_chosen(show, live):
+    """Files are read while the page goes on: the conversation may be another one, or the draft sent, when they are."""
+    page = show(live.url)
+    page.click("#new-completion")
+    page.fill("#message", "Once ")
+    page.evaluate(f"(file) => {{ ({ATTACH})(file); document.getElementById('new-chat').click(); }}", ["a.md", [97]])
+    page.wait_for_function("() => document.getElementById('message').placeholder === 'Message'")
+    page.evaluate(ATTACH, ["b.md", [98]])
+    page.wait_for_selector(".preview .file >> text=b.md")
+    assert page.input_value("#message") == ""
+    page.locator("#conversations .conversation", has_text="New completion").click()
+    assert page.input_value("#message") == "Once a"
+    page.evaluate(ATTACH, ["a.png", [0], "image/png"])
+    page.wait_for_selector(".toast >> text=A completion takes only text")
+    assert page.locator(".preview").count() == 0
+
+
+def test_what_is_typed_while_the_page_loads_does_not_replace_a_draft(show, live):
+    page = show(live.url)
+    page.fill("#message", "Once upon")
+    page.evaluate("() => dispatchEvent(new Event('pagehide'))")
+    held: list[Any] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    with page.expect_request("**/v1/models"):
+        page.reload()
+    page.fill("#message", "a time")
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("body[data-ready]")
+    assert page.input_value("#message") == "Once upon\na time"

@@ -15,7 +15,7 @@ import msgspec
 from tureen.cli.flags import CommandParser, subparsers
 from tureen.cli.peer_tables import Peer, load_peer, load_peers
 from tureen.cli.translation import Note, OwnFlag, Translation, translate
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, echo
 from tureen.files import read_text
 
 if TYPE_CHECKING:
@@ -46,20 +46,40 @@ def run(options: argparse.Namespace) -> int:
     """Prints the translation. Returns 1 where something cannot be had. Raises InvalidRequest."""
     words = options.line[1:] if options.line[:1] == ["--"] else options.line
     if len(words) == 1:
-        words = shlex.split(words[0].replace("\\\n", " "))
+        words = _split(words[0])
     command = read_command(words, [*load_peers(), load_peer("ollama")])
     migrated = _of_ollama(command) if command.peer.title == "Ollama" else None
     result = migrate(command) if migrated is None else migrated.result
     variables = [each for each in command.variables if migrated is None or not each.startswith("OLLAMA_")]
-    ours = [*variables, "tureen", *(["serve"] if migrated is None else migrated.words), *result.arguments]
+    ours = ["tureen", *(["serve"] if migrated is None else migrated.words), *result.arguments]
     for name, text in ({} if migrated is None else migrated.templates).items():
         _write(Path(name), text)
     if options.json:
         notes = [dict(zip(("verdict", "theirs", "ours", "why"), note, strict=True)) for note in result.notes]
-        print(msgspec.json.encode({"command": ours, "notes": notes, "not_here": result.faults}).decode())
+        print(msgspec.json.encode({"command": [*variables, *ours], "notes": notes, "not_here": result.faults}).decode())
     else:
-        print("\n".join([*_reasons(command.peer, result), shlex.join(ours)]))
+        print("\n".join(map(_on_one_line, _reasons(command.peer, result))))
+        print(" ".join([*map(_assignment, variables), shlex.join(ours)]))
     return 1 if result.faults else 0
+
+
+def _split(line: str) -> list[str]:
+    """Returns the words of a command that is one argument. Raises InvalidRequest."""
+    try:
+        return shlex.split(line.replace("\\\n", " "))
+    except ValueError as error:
+        raise InvalidRequest(f"{echo(line)} is not a command of a shell: {error}") from None
+
+
+def _on_one_line(reason: str) -> str:
+    """Returns a comment whose values cannot end it: what follows a line break would be a command of its own."""
+    return "".join(ch if ch.isprintable() else " " for ch in reason)
+
+
+def _assignment(variable: str) -> str:
+    """Returns NAME=VALUE for a shell, which takes it for a command if the name is quoted, too."""
+    name, _, value = variable.partition("=")
+    return f"{name}={shlex.quote(value) if value else ''}"
 
 
 def migrate(command: PeerCommand) -> Translation:

@@ -11,6 +11,7 @@ import { showPrograms } from "./copyas.js";
 import { explanationView } from "./explain.js";
 import { constraintsOf } from "./fields.js";
 import { letterOf, showHelp } from "./keys.js";
+import { MAX_EXPLAINED } from "./request.js";
 import { showSettings } from "./settings.js";
 import { exportConversations, importConversations, showConversations, titleOf } from "./sidebar.js";
 import * as store from "./store.js";
@@ -290,8 +291,8 @@ function goOn(conversation, node) {
   const { made } = node, count = node.tokens.length - made.kept.length;
   const isWhole = constraintsOf(state.parameters).some((one) => made.settings[one.name] !== undefined) || node.reasoning || node.calls.length;
   const room = isWhole ? Math.min(2 * count, count + actions.roomAfter(node)) : Math.min(count, actions.roomAfter(node));
-  const settings = { ...made.settings, n: 1, max_new_tokens: room };
-  if (isWhole) return requestAnswer(parentOf(conversation, node), { conversation, made: { ...made, settings } });
+  const settings = { ...made.settings, n: 1, max_new_tokens: room }, explain = made.explain && room <= MAX_EXPLAINED;
+  if (isWhole) return requestAnswer(parentOf(conversation, node), { conversation, made: { ...made, settings, explain } });
   return branch(conversation, { ...node, made: { ...made, settings } }, node.tokens.length, null);
 }
 
@@ -422,7 +423,7 @@ async function begin() {
     start("chat");
   }
   if (typed) {
-    byId("message").value = typed;
+    byId("message").value = [byId("message").value, typed].filter(Boolean).join("\n");
     byId("message").dispatchEvent(new Event("input"));
   }
   document.body.dataset.ready = "true";

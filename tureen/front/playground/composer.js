@@ -60,14 +60,16 @@ export function composerOf({ canSee, onChange }) {
     for (const file of files) {
       const isPicture = file.type.startsWith("image/") && file.type !== "image/svg+xml";
       const most = isPicture ? MAX_PICTURE_BYTES : MAX_TEXT_BYTES;
-      if (isPicture && !canSee()) announce("This model does not see pictures.");
+      if (isPicture && isCompletion) announce("A completion takes only text.");
+      else if (isPicture && !canSee()) announce("This model does not see pictures.");
       else if (file.size > most) announce(`${file.name} is larger than ${most >> 20} MB.`);
       else if (isPicture) wanted.pictures.push(await dataUrl(file));
       else {
         const text = await textOfFile(file);
         if (text === null) announce(`${file.name} is neither text nor a picture.`);
-        else if (isCompletion) box.value += text;
-        else wanted.files.push({ name: file.name, text });
+        else if (!isCompletion) wanted.files.push({ name: file.name, text });
+        else if (wanted === conversation.draft) box.value = wanted.text += text;
+        else wanted.text += text; // another conversation has been opened meanwhile
       }
     }
     if (wanted !== conversation.draft) return;
@@ -92,7 +94,7 @@ export function composerOf({ canSee, onChange }) {
       const { text, pictures, files } = draft();
       conversation.draft = null;
       this.show(conversation);
-      return { text, ...(pictures.length ? { pictures } : {}), ...(files.length ? { files } : {}) };
+      return { text, ...(pictures.length ? { pictures: [...pictures] } : {}), ...(files.length ? { files: [...files] } : {}) };
     },
   };
 }

@@ -19,7 +19,7 @@ export function create(fields = {}) {
 export function add(conversation, parent, fields) {
   const node = { id: randomName(), parent: parent ? parent.id : null, text: "", ...fields };
   conversation.nodes[node.id] = node;
-  conversation.selected[node.parent ?? ""] = node.id;
+  select(conversation, node);
   if (!conversation.title && node.role === "user") conversation.title = node.text.trim().slice(0, TITLE_CHARS) || node.files?.[0].name || "Picture";
   return node;
 }
@@ -30,8 +30,10 @@ export function siblings(conversation, node) {
   return Object.values(conversation.nodes).filter((one) => one.parent === node.parent);
 }
 
+/** Shows a node, of those with the same parent. If one of them is the first that is sent, it is that now. */
 export function select(conversation, node) {
   conversation.selected[node.parent ?? ""] = node.id;
+  if (conversation.nodes[conversation.from]?.parent === node.parent) conversation.from = node.id;
 }
 
 /** Says of answers that were still coming when the page went that they were stopped. */
@@ -68,7 +70,7 @@ export function isBlank({ nodes, draft }) {
 
 /** Returns a file as a block of Markdown; its fence is longer than any in it. */
 function fenced({ name, text }) {
-  const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) || []).map((run) => run.length + 1)));
+  const fence = "`".repeat((text.match(/`+/g) || []).reduce((most, run) => Math.max(most, run.length + 1), 3));
   return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 

@@ -309,6 +309,13 @@ def test_a_template_of_no_known_family_is_reported(capsys, tmp_path):
     assert any("NOT HERE: TEMPLATE" in reason and "Jinja" in reason for reason in reasons)
 
 
+def test_a_template_for_a_model_that_is_not_here_is_said_to_be_unchecked(capsys, tmp_path):
+    _, reasons, _ = described(capsys, tmp_path, 'FROM hf.co/org/not-here\nTEMPLATE "[INST] {{ .Prompt }} [/INST]"\n')
+    (reason,) = (reason for reason in reasons if reason.startswith("# TEMPLATE"))
+    assert "probably writes [INST]" in reason
+    assert "not on this disk" in reason
+
+
 @pytest.mark.model
 def test_a_system_message_and_examples_begin_the_model_s_own_template(
     capsys, tmp_path, monkeypatch, default_model_source: ModelSource

@@ -232,10 +232,13 @@ def _judge_template(template: str, own_template: str | None, notes: list[Note], 
         return ""
     mark = next((mark for mark in MARKS if mark in template), None)
     if mark is not None and (own_template is None or mark in own_template):
-        checked = (
-            "the model's own chat template writes" if own_template is not None else "models with such a template have"
-        )
-        notes.append(Note("told", "TEMPLATE", (), f"{checked} {mark}, too; other text in it is not carried over"))
+        why = f"the model's own chat template writes {mark}, too; other text in it is not carried over"
+        if own_template is None:
+            why = (
+                f"the model's own chat template probably writes {mark}, too: the model is not on this disk, or has no "
+                "template; run this command again after tureen pull"
+            )
+        notes.append(Note("told", "TEMPLATE", (), why))
         return ""
     if mark is not None and MARKS[mark]:
         notes.append(Note("becomes", "TEMPLATE", ("--chat-template", MARKS[mark]), f"it writes {mark}"))

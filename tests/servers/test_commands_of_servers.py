@@ -67,7 +67,6 @@ def a_server_is_seen_while_it_runs_and_stopped_by_name(places):
         answers = {path: httpx.get(server.url + path).json() for path in ("/v1/models", "/api/tags", "/api/ps")}
         names = {
             "ps": seen["model"],
-            "list": listed["name"],
             "show": re.search("^name +(.*)$", run(own, "show", str(path)), re.MULTILINE)[1],
             "banner": re.search("^  model +(.*?)  ", server.output, re.MULTILINE)[1],
             "/v1/models": answers["/v1/models"]["data"][0]["id"],
@@ -75,6 +74,7 @@ def a_server_is_seen_while_it_runs_and_stopped_by_name(places):
             "/api/ps": answers["/api/ps"]["models"][0]["name"],
         }
         assert names == dict.fromkeys(names, "tiny")
+        assert listed["name"] == str(path)  # a file that was copied here, which no other name finds
         assert "no server 99" in run(own, "stop", "99", status=1)
         said = run(own, "stop", server.url.rpartition(":")[2])
         assert "running ones may finish within 30 s" in said

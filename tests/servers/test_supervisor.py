@@ -180,7 +180,7 @@ def a_worker_that_is_ended_from_outside_is_told_from_one_that_ends_by_itself(run
                     error = lost(worker, "sleep", lambda pid=worker.pid, text=text: os.kill(pid, outside[text]))
                 else:
                     error = lost(worker, text)
-                told[text] = error.is_outside, error.is_blameless, error.has_begun, "from outside" in str(error)
+                told[text] = error.is_outside, error.is_blameless, error.has_begun, "was killed" in str(error)
             assert watched.has_ended()
     assert running.num_replaced == 0
     by_itself = dict.fromkeys(("exit", "spin", "crash", "close"), (False, False, True, False))

@@ -104,7 +104,7 @@ def test_a_single_operation_that_takes_for_ever_is_ended_and_the_next_chat_is_an
             with pytest.raises(InvalidRequest) as refused:
                 template.render([{"role": "user", "content": "go"}])
         assert (refused.value.code, refused.value.status) == ("chat_template_limit", 400), name
-        assert "cannot write these: it takes more than 2 s of CPU time" in refused.value.message, name
+        assert "cannot render these: it takes more than 2 s of CPU time" in refused.value.message, name
         assert template.render([{"role": "user", "content": "x"}]) == "ok", name
 
 

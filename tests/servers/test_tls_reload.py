@@ -171,7 +171,7 @@ def with_a_bad_new_file_the_old_ones_stay_and_the_log_names_it(files: Files, cap
             errors = [record.getMessage() for record in caplog.records]
             assert len(errors) == 1, (file, errors)
             assert str(path) in errors[0], file
-            assert "stay as they were" in errors[0], file
+            assert "stay unchanged" in errors[0], file
             assert files.status(server, files.alice) == 200, file
             for name, content in good.items():
                 Path(files.settings()[name]).write_bytes(content)
@@ -243,7 +243,7 @@ def keys_are_read_again(tmp_path, caplog):
         assert [status(key) for key in ("k1", "k2", "k3")] == [401, 200, 200]
         path.write_text("")
         server.hang_up()
-        wait_until(lambda: "stay as they were" in caplog.text, "the complaint")
+        wait_until(lambda: "stay unchanged" in caplog.text, "the complaint")
         assert [status(key) for key in ("k1", "k2", "k3")] == [401, 200, 200]
 
 

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -21,13 +21,6 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from tureen.sandbox import framing
-
-
-class GroupOrder(msgspec.Struct):
-    """Asks for an operation of the member, with its arguments by name."""
-
-    op: Literal["join", "receive"]
-    args: dict[str, Any]
 
 
 class GroupMember:
@@ -73,9 +66,9 @@ def main(descriptor: int) -> None:
     connection, member = socket.socket(fileno=descriptor), GroupMember()
     operations: dict[str, Callable[..., None]] = {"join": member.join, "receive": member.receive}
     while (payload := framing.receive(connection)) is not None:
-        order = msgspec.msgpack.decode(payload, type=GroupOrder)
+        order = msgspec.msgpack.decode(payload, type=dict[str, Any])
         try:
-            operations[order.op](**order.args)
+            operations[order["op"]](**order["args"])
             fault = ""
         except (RuntimeError, ValueError, OSError) as error:  # torch's faults of a group are RuntimeErrors
             fault = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -44,4 +44,4 @@ document.addEventListener("pointerover", (event) => showTip(ownerOf(event) ?? ow
 document.addEventListener("focusin", (event) => showTip(ownerOf(event)));
 document.addEventListener("focusout", () => showTip(null));
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") showTip(null); });
-addEventListener("scroll", () => showTip(null), { capture: true, passive: true });
+addEventListener("scroll", () => { if (!tip.hidden) showTip(ownerOf({ target: document.activeElement })); }, { capture: true, passive: true });

@@ -17,9 +17,14 @@ sys.meta_path = [finder for finder in sys.meta_path if "editable" not in type(fi
 """
 
 
+def diff_of(page: str) -> str:
+    [diff] = re.findall(r"^```diff\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M | re.DOTALL)
+    return str(diff)
+
+
 def apply_diff(page: str, folder: Path) -> None:
     """Changes the files under a folder as the diff of a page of docs/ says."""
-    [diff] = re.findall(r"^```diff\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M | re.DOTALL)
+    diff = diff_of(page)
     command = ["git", "-C", str(folder), "apply", "--whitespace=error", "-"]
     done = subprocess.run(command, input=diff, text=True, capture_output=True, check=False)
     assert done.returncode == 0, f"docs/{page}: {done.stderr}"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from app_under_test import App
-from page_diffs import apply_diff
+from page_diffs import ROOT, apply_diff, diff_of
 
 import tureen.dialects
 from tureen.http.dialect import dialects
 from tureen.requests.verdicts import read_tables
 
-DOCS_TOOL = Path(__file__).resolve().parents[2] / "tools" / "docs.py"
+DOCS_TOOL = ROOT / "tools" / "docs.py"
 
 PACKAGE = Path(tureen.dialects.__file__).parents[1]
 
@@ -124,3 +125,18 @@ def test_an_unknown_verdict_in_a_table_is_an_error(tmp_path):
     file.write_text('[body.ignored]\nx = "?"\n', encoding="utf-8")
     with pytest.raises(msgspec.ValidationError, match="ignored"):
         read_tables(file)
+
+
+@pytest.mark.parametrize(
+    "page", ["adding-a-backend.md", "adding-a-dialect.md", "adding-a-model.md", "adding-a-parameter.md"]
+)
+def test_what_a_page_about_adding_changes_is_still_there(page):
+    """The ledgers apply the diffs and try the result; whoever changes a line of them learns it here."""
+    for part in re.split(r"^(?=--- )", diff_of(page), flags=re.MULTILINE)[1:]:
+        name, *hunks = re.split(r"^@@ .*\n", part, flags=re.MULTILINE)
+        path = name.split("\n")[0].removeprefix("--- ").removeprefix("a/")
+        if path != "/dev/null":
+            text = (ROOT / path).read_text(encoding="utf-8")
+            for hunk in hunks:
+                before = "".join(line[1:] + "\n" for line in hunk.splitlines() if line[:1] in (" ", "-"))
+                assert before in text, f"docs/{page} changes lines that are not in {path}:\n{before}"

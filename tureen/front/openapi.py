@@ -61,7 +61,7 @@ WITH_BODY = WITH_NAME | {
     413: "The body is too large.",
     415: "The body is not application/json.",
     422: "The request is wrong (MindIE and TGI), or its Idempotency-Key belongs to another request.",
-    424: "The model failed on this request (TGI).",
+    424: "The model failed on this request (TGI), or the route is for another kind of model (TEI).",
     429: "This client has reached its limit of requests or tokens; Retry-After says when to try again.",
     504: "A deadline passed.",
 }
@@ -180,6 +180,7 @@ def _responses(entry: Entry, docs: Docs) -> Schema:
     kinds = [kind for kind in (docs.answer, docs.other_answer, docs.stream) if kind is not None]
     statuses = ALWAYS | WITH_ENGINE | (WITH_KEY if entry.access != "open" else {})
     statuses |= WITH_BODY if docs.bodies or docs.form else (WITH_NAME if entry.param_convertors else {})
+    statuses |= docs.statuses
     own = None if docs.error is None else docs.error.name
     shapes: list[Schema] = [{"$ref": REFERENCE.format(name=name)} for name in ("Error", own) if name is not None]
     error = {"application/json": {"schema": shapes[0] if own is None else {"anyOf": shapes}}}

@@ -74,6 +74,7 @@ class Docs(NamedTuple):
     query: type[msgspec.Struct] | None = None  # fields of the query
     form: type[msgspec.Struct] | None = None  # fields of a form with a file, which bytes stand for
     error: ErrorShape | None = None  # errors after the body is read; None = our own form
+    statuses: Mapping[int, str] = {}  # statuses that only this route answers with -> meaning
 
 
 class Entry(Route):

@@ -166,7 +166,7 @@ def routes(state: ServerState) -> list[Entry]:
                 access="user",
                 methods=["POST"],
                 any_model=True,
-                docs=about._replace(summary=f"Not here: {why}."),
+                docs=about._replace(summary=f"Not here: {why}.", statuses={424: "This route is not here."}),
                 render_error=error_response,
             )
             for path, why in NOT_HERE.items()

@@ -24,17 +24,22 @@ SLOW_S = 1.0
 """A test that takes longer is listed by itself."""
 
 
+STARTED: list[str] = []
+"""The command of each real server that this process started."""
+
+
 class Cost(NamedTuple):
-    """Seconds of processor time, and of wall time."""
+    """Seconds of processor time, seconds of wall time, and the number of real servers that were started."""
 
     cpu_s: float
     wall_s: float
+    servers: int = 0
 
     def __add__(self, other: Any) -> Cost:
-        return Cost(self.cpu_s + other.cpu_s, self.wall_s + other.wall_s)
+        return Cost(*(mine + its for mine, its in zip(self, other, strict=True)))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.cpu_s - other.cpu_s, self.wall_s - other.wall_s)
+        return Cost(*(mine - its for mine, its in zip(self, other, strict=True)))
 
 
 NOTHING = Cost(0.0, 0.0)
@@ -43,22 +48,25 @@ NOTHING = Cost(0.0, 0.0)
 def now() -> Cost:
     """Read the clocks of this process. Children count when they have ended and were waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return Cost(sum(usage.ru_utime + usage.ru_stime for usage in usages), time.perf_counter())
+    return Cost(sum(usage.ru_utime + usage.ru_stime for usage in usages), time.perf_counter(), len(STARTED))
 
 
 def table(costs: dict[str, Cost]) -> dict[str, Any]:
-    """Sum the costs of tests, by their ids: for each lane and each file [cases, processor seconds, wall seconds]."""
+    """Sum the costs of tests, by their ids: for each lane and each file [cases, processor seconds, wall seconds],
+    and the number of servers if they started some."""
     lanes: dict[str, list[Cost]] = {}
     files: dict[str, list[Cost]] = {}
     for name, cost in costs.items():
         path = name.partition("::")[0].removeprefix("tests/")
         files.setdefault(path, []).append(cost)
         lanes.setdefault(lane(TESTS / path), []).append(cost)
-    slow = {name: cost for name, cost in costs.items() if max(cost) >= SLOW_S}
+    slow = {name: cost for name, cost in costs.items() if max(cost[:2]) >= SLOW_S}
     return {
         "lanes": {name: _sums(found) for name, found in sorted(lanes.items())},
         "files": {name: _sums(found) for name, found in sorted(files.items())},
-        "slow tests": {name.removeprefix("tests/"): [round(part, 1) for part in slow[name]] for name in sorted(slow)},
+        "slow tests": {
+            name.removeprefix("tests/"): [round(part, 1) for part in slow[name][:2]] for name in sorted(slow)
+        },
         "every case": {},
     }
 
@@ -70,7 +78,8 @@ def table_of_every_case(costs: dict[str, Cost]) -> dict[str, Any]:
 
 def _sums(costs: list[Cost]) -> list[float]:
     total = sum(costs, NOTHING)
-    return [len(costs), round(total.cpu_s, 1), round(total.wall_s, 1)]
+    servers = [total.servers] if total.servers else []
+    return [len(costs), round(total.cpu_s, 1), round(total.wall_s, 1), *servers]
 
 
 def read(path: Path = COMMITTED) -> dict[str, Any]:
@@ -157,9 +166,10 @@ class Collector:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         found, known = table(self._costs), read()
-        for name, (cases, cpu_s, wall_s) in found["lanes"].items():
+        for name, (cases, cpu_s, wall_s, *servers) in found["lanes"].items():
+            started = "".join(f", {number} servers started" for number in servers)
             terminalreporter.write_line(
-                f"{name}: {cases} cases, {cpu_s} s of processor time, {wall_s} s in all workers"
+                f"{name}: {cases} cases, {cpu_s} s of processor time, {wall_s} s in all workers{started}"
             )
         new = found["files"].keys() - known["files"].keys()
         if new and is_whole(self._config):
@@ -177,6 +187,9 @@ if __name__ == "__main__":
         sys.exit("build/test-costs.json has no figures; run: make test test-servers test-ledgers")
     write(COMMITTED, merge(read(), latest))
     print(
-        *(f"{name}: {cases} cases, {cpu_s} s of processor time" for name, (cases, cpu_s, _) in latest["lanes"].items()),
+        *(
+            f"{name}: {cases} cases, {cpu_s} s of processor time"
+            for name, (cases, cpu_s, *_) in latest["lanes"].items()
+        ),
         sep="\n",
     )

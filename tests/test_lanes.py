@@ -87,12 +87,12 @@ def test_a_lane_is_a_folder():
 
 def test_a_run_of_one_lane_keeps_the_costs_of_the_others():
     gate = costs.table({"tests/api/test_a.py::test_x": costs.Cost(2.0, 3.0)})
-    servers = costs.table({"tests/servers/test_b.py::test_y": costs.Cost(1.0, 9.0)})
+    servers = costs.table({"tests/servers/test_b.py::test_y": costs.Cost(1.0, 9.0, servers=2)})
     both = costs.merge(gate, servers)
-    assert both["lanes"] == {"gate": [1, 2.0, 3.0], "servers": [1, 1.0, 9.0]}
+    assert both["lanes"] == {"gate": [1, 2.0, 3.0], "servers": [1, 1.0, 9.0, 2]}
     assert costs.merge(both, costs.table({"tests/api/test_n.py::test_x": costs.Cost(0.1, 0.1)}))["files"] == {
         "api/test_n.py": [1, 0.1, 0.1],
-        "servers/test_b.py": [1, 1.0, 9.0],
+        "servers/test_b.py": [1, 1.0, 9.0, 2],
     }
 
 

@@ -198,3 +198,45 @@ def test_the_check_says_when_a_table_does_not_hold_what_it_shares():
     cache.publish(table, [1, 2, 3], 2)
     table.pages = table.pages[::-1]
     assert cache.check() == ["a page table does not hold the pages of its nodes"]
+
+
+class Tier:
+    """A lower tier that records what it is told."""
+
+    def __init__(self):
+        self.calls = []
+
+    def save(self, nodes):
+        self.calls.append(("save", [node.page for node in nodes]))
+
+    def forget(self, nodes, first):
+        self.calls.append(("forget", [node.page for node in nodes], first))
+
+    def renew(self):
+        self.calls.append(("renew",))
+
+
+def test_a_table_that_saves_early_saves_its_prefix_once_at_each_publication_and_others_at_their_end():
+    for saves_early in (True, False):
+        cache = CacheManager(8, 4)
+        cache.tier = tier = Tier()
+        table = cache.open(PLAIN, [], 12, headroom=0, saves_early=saves_early)
+        pages = list(table.pages)
+        for num_computed in (3, 4, 7, 12):
+            cache.publish(table, list(range(12)), num_computed)
+        assert tier.calls == ([("save", pages[:1]), ("save", pages)] if saves_early else [])
+        cache.close(table)
+        assert tier.calls[-1] == ("save", pages)
+
+
+def test_a_lower_tier_forgets_what_cannot_be_trusted_and_hears_of_a_flush_and_a_cache_without_one_saves_nothing():
+    cache = CacheManager(8, 4)
+    table = cache.open(PLAIN, [], 12, headroom=0, saves_early=True)
+    cache.publish(table, list(range(12)), 12)
+    cache.tier = tier = Tier()
+    pages = list(table.pages)
+    cache.close(table, distrust_from=1)
+    assert tier.calls == [("forget", pages, 1)]
+    assert len(cache.match(PLAIN, list(range(12)), 12)) == 1
+    cache.flush()
+    assert tier.calls[1:] == [("renew",)]

@@ -165,13 +165,13 @@ class Collector:
             write(LATEST, merge(read(LATEST), sums(self._costs)))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        found, known = table(self._costs), read()
+        found, known = table(self._costs), read()["every case" if self._config.getoption("every_case") else "files"]
         for name, (cases, cpu_s, wall_s, *servers) in found["lanes"].items():
             started = "".join(f", {number} servers started" for number in servers)
             terminalreporter.write_line(
                 f"{name}: {cases} cases, {cpu_s} s of processor time, {wall_s} s in all workers{started}"
             )
-        new = found["files"].keys() - known["files"].keys()
+        new = found["files"].keys() - known.keys()
         if new and is_whole(self._config):
             terminalreporter.write_line(f"tests/costs.json does not know {len(new)} of these files yet: make costs")
 

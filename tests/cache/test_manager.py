@@ -229,7 +229,7 @@ def test_a_table_that_saves_early_saves_its_prefix_once_at_each_publication_and_
         assert tier.calls[-1] == ("save", pages)
 
 
-def test_a_lower_tier_forgets_what_cannot_be_trusted_and_hears_of_a_flush_and_a_cache_without_one_saves_nothing():
+def test_a_lower_tier_forgets_what_cannot_be_trusted_and_begins_again_after_a_flush_and_without_one_nothing_is_saved():
     cache = CacheManager(8, 4)
     table = cache.open(PLAIN, [], 12, headroom=0, saves_early=True)
     cache.publish(table, list(range(12)), 12)
@@ -240,3 +240,18 @@ def test_a_lower_tier_forgets_what_cannot_be_trusted_and_hears_of_a_flush_and_a_
     assert len(cache.match(PLAIN, list(range(12)), 12)) == 1
     cache.flush()
     assert tier.calls[1:] == [("renew",)]
+
+
+def test_a_sequence_that_begins_with_a_saved_state_makes_it_the_one_used_last():
+    cache = CacheManager(8, 4, states=range(2))
+    prompts = [[number] * 4 for number in range(2)]
+    for prompt in prompts:
+        table = _open(cache, prompt)
+        cache.publish(table, prompt, 4)
+        assert cache.keep_state(table, 4, cache.states.take(())) is table.nodes[0]
+        cache.close(table)
+    assert len(cache.match(PLAIN, prompts[0], 4)) == 1
+    cache.close(cache.open(PLAIN, cache.match(PLAIN, prompts[0], 4), 5, headroom=0))
+    cache.states.give_back(cache.states.take(()))
+    assert [len(cache.match(PLAIN, prompt, 4)) for prompt in prompts] == [1, 0]
+    assert cache.check() == []

@@ -255,3 +255,13 @@ def test_a_sequence_that_begins_with_a_saved_state_makes_it_the_one_used_last():
     cache.states.give_back(cache.states.take(()))
     assert [len(cache.match(PLAIN, prompt, 4)) for prompt in prompts] == [1, 0]
     assert cache.check() == []
+
+
+def test_a_state_after_a_page_that_is_not_published_or_was_removed_is_given_back():
+    cache = CacheManager(8, 4, states=range(2))
+    table = _open(cache, list(range(8)))
+    cache.publish(table, list(range(8)), 4)
+    assert cache.keep_state(table, 8, cache.states.take(())) is None
+    cache.tree.remove(table.nodes[0])
+    assert cache.keep_state(table, 4, cache.states.take(())) is None
+    assert sorted(cache.states.free) == [0, 1]

@@ -29,12 +29,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints a line a fact. Reads headers of files only, also of files on the hub that are not here. Raises
     StartupError."""
-    names, pull, on_disk = (importlib.import_module(f"tureen.fetching.{name}") for name in ("names", "pull", "on_disk"))
+    modules = ("names", "pull", "on_disk", "shelf")
+    names, pull, on_disk, shelf = (importlib.import_module(f"tureen.fetching.{name}") for name in modules)
     config = load_config(options)
-    reference = names.parse(options.name)
-    name, rows = on_disk.known_as(options.name, config), []
-    if reference.kind == "shelf":
-        rows += _of_shelf(importlib.import_module("tureen.fetching.shelf").shelf(), reference.name)
+    reference, name = names.parse(options.name), on_disk.known_as(options.name, config)
+    rows = _of_shelf(shelf.shelf(), reference.name) if reference.kind == "shelf" else []
     path = pull.find_here(reference, config)
     if path is None:
         rows.append(("here", f"no; tureen pull {options.name} fetches it"))

@@ -54,6 +54,20 @@ def test_each_message_on_the_page_of_symptoms_is_one_of_the_server_s():
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
+def test_the_index_of_decisions_has_each_note_once_with_its_title_and_what_supersedes_it():
+    folder = ROOT / "docs" / "decisions"
+    index = re.findall(
+        r"^- \[(\d+)\]\((\S+?)\) (.*?)(?: \*\((\S+ ?\S*) by .*\)\*)?$", (folder / "README.md").read_text(), re.MULTILINE
+    )
+    notes = []
+    for note in sorted(folder.glob("[0-9]*.md")):
+        title, _, first, *_ = note.read_text(encoding="utf-8").splitlines()
+        number, _, words = title.removeprefix("# ").partition(". ")
+        status = re.match(r"\*\*(Partly superseded|Superseded|Extended)\*\* by", first)
+        notes.append((number, note.name, words, status[1].lower() if status else ""))
+    assert sorted(index, key=lambda entry: entry[1]) == notes
+
+
 FOR_CONTRIBUTORS = ("adding-", "architecture", "clients", "native-kernels", "performance", "releases")
 """What the names of pages begin with that are about measurements, tests or the code."""
 

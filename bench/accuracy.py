@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import httpx
 
 HERE = Path(__file__).parent
+# The text that is judged. The results of 2026-11-23 are for the wording that these notes had that day.
 NOTES = sorted((HERE.parent / "docs" / "decisions").glob("00[0-1]*.md"))[:14]
 FIRST = 4  # tokens of an answer
 LIKELIEST = 10

@@ -46,6 +46,9 @@ def test_a_stranger_finds_what_the_page_promises_to_show():
         "where a stop string is decided",
         "a KV page is allocated and freed",
         "OpenAI's `usage`",
+        "where a replica is chosen",
+        "where a field is reported as ignored",
+        "a new kind of KV memory",
         "a new attention backend",
     ):
         assert sum(topic in row[0] for row in ROWS) == 1

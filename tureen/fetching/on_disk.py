@@ -84,9 +84,10 @@ def _is_whole(path: Path) -> bool:
 
 
 def known_as(model: str, config: Config) -> str:
-    """Returns the one name of a model, also before it is fetched.
+    """Return the one name of a model, also before it is fetched.
 
-    model: as --model-path takes it. Raises StartupError for a path at which nothing exists.
+    model: as --model-path takes it. Before the fetch, a hub name without a tag stays without one: only the hub knows
+    which file it means. Raises StartupError for a path at which nothing exists.
     """
     reference = names.parse(model)
     path = find_here(reference, config)
@@ -94,7 +95,12 @@ def known_as(model: str, config: Config) -> str:
         return name_of(path, config)
     if reference.kind == "wheel":
         return _name_of_wheel(kept.parse(reference.name).requirement)
-    return f"{reference.name}:{reference.tag}" if reference.tag else reference.name
+    return f"{reference.name}:{ggufs.tag_of(ggufs.stem(reference.tag))}" if reference.tag else reference.name
+
+
+def name_on_hub(repository: str, path: Path) -> str:
+    """Return the one name of a model of a hub repository: ORG/NAME, or ORG/NAME:TAG of a GGUF file."""
+    return f"{repository}:{ggufs.tag_of(ggufs.stem(path.name))}" if path.suffix == ".gguf" else repository
 
 
 def name_of(path: Path, config: Config) -> str:
@@ -111,9 +117,7 @@ def name_of(path: Path, config: Config) -> str:
         return parts[1]
     for folder in path.parents:
         if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
-            repository = folder.parent.name.removeprefix("models--").replace("--", "/", 1)
-            is_gguf = path.suffix == ".gguf"
-            return f"{repository}:{ggufs.tag_of(ggufs.stem(path.name))}" if is_gguf else repository
+            return name_on_hub(folder.parent.name.removeprefix("models--").replace("--", "/", 1), path)
     return ggufs.stem(path.name) if path.suffix == ".gguf" else path.resolve().name
 
 

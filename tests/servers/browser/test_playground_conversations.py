@@ -230,6 +230,24 @@ def test_code_is_coloured_and_the_context_is_counted_in_tokens(show, live):
     assert found["dropped"] == ["c", "c", "c", None, None]
 
 
+SLOWER_THAN_CODE = """async (texts) => {
+    const { pieces } = await import("./playground/code.js");
+    const fastest = (text) => Math.min(...[1, 2, 3, 4, 5].map(() => {
+        const start = performance.now();
+        pieces(text, "js");
+        return performance.now() - start;
+    }));
+    const ordinary = fastest('const a = f("b", 1); // c\\n'.repeat(740));
+    return Object.fromEntries(texts.map((text) => [text, fastest(text.repeat(20_000 / text.length)) / ordinary]));
+}"""
+
+
+def test_quotes_that_no_other_closes_are_coloured_about_as_fast_as_ordinary_code(show, live):
+    """A search for the end of each of them took 100 times as long."""
+    slower = show(live.url).evaluate(SLOWER_THAN_CODE, ['\\"', "\\'", "\\`", "'a\\\"`\\", '"', "/*"])
+    assert {text: times for text, times in slower.items() if times > 25} == {}
+
+
 VERSIONS = """async () => {
     const { add, create, said, select, sent, shown } = await import("./playground/conversation.js");
     const conversation = create({});

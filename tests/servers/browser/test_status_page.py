@@ -64,6 +64,7 @@ def test_it_shows_the_figures_in_words_too_and_what_clients_say_as_text(browser,
         assert row.locator("td").all_inner_texts() == [f"0 to {shared}", f"{shared}", "2", "2"]
         page.locator("#pause").click()
         every_figure_is_explained(page)
+        every_series_of_the_metrics_has_its_help(page)
         a_plot_is_read_at_a_point(page)
         assert faults_of_looks(page) == {}
 
@@ -75,7 +76,7 @@ def every_figure_is_explained(page) -> None:
     assert [name.inner_text() for name in names if not name.locator("[data-about]").count()] == []
     waiting = page.locator("dt [data-about]", has_text="Waiting").first
     waiting.hover()
-    page.wait_for_selector("#tip >> text=wait until others make room")
+    page.wait_for_selector("#tip >> text=wait until running requests end")
     page.mouse.move(0, 0)
     page.wait_for_selector("#tip", state="hidden")
     page.get_by_text("Preempted").focus()
@@ -83,6 +84,15 @@ def every_figure_is_explained(page) -> None:
     assert page.get_by_text("Preempted").get_attribute("aria-describedby") == "tip"
     page.keyboard.press("Escape")
     page.wait_for_selector("#tip", state="hidden")
+
+
+def every_series_of_the_metrics_has_its_help(page) -> None:
+    """Check that the table of all figures explains each name with the text of /metrics."""
+    page.get_by_text("All figures of /metrics").click()
+    page.wait_for_selector("td [data-about='Preemptions of running requests because no KV page was free.']")
+    names = page.locator("[aria-label='All figures'] td:first-child").all()
+    assert len(names) > 40
+    assert [name.inner_text() for name in names if not name.locator("[data-about]").count()] == []
 
 
 def a_plot_is_read_at_a_point(page) -> None:

@@ -29,19 +29,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints a line a fact. Reads headers of files only, also of files on the hub that are not here. Raises
     StartupError."""
-    names, pull, on_disk = (importlib.import_module(f"tureen.fetching.{name}") for name in ("names", "pull", "on_disk"))
+    modules = ("names", "pull", "on_disk", "shelf")
+    names, pull, on_disk, shelf = (importlib.import_module(f"tureen.fetching.{name}") for name in modules)
     config = load_config(options)
-    reference = names.parse(options.name)
-    rows = [("name", on_disk.known_as(options.name, config))]
-    if reference.kind == "shelf":
-        rows += _of_shelf(importlib.import_module("tureen.fetching.shelf").shelf(), reference.name)
+    reference, name = names.parse(options.name), on_disk.known_as(options.name, config)
+    rows = _of_shelf(shelf.shelf(), reference.name) if reference.kind == "shelf" else []
     path = pull.find_here(reference, config)
     if path is None:
         rows.append(("here", f"no; tureen pull {options.name} fetches it"))
-        rows += _before_download(pull, reference, config)
+        on_hub, lines = _before_download(pull, reference, config)
+        name, rows = on_hub or name, rows + lines
     else:
         rows += [("here", str(path)), *_of_files(path, config)]
-    print("\n".join(f"{name:<13}{text}" for name, text in rows))
+    print("\n".join(f"{label:<13}{text}" for label, text in [("name", name), *rows]))
     return 0
 
 
@@ -56,15 +56,18 @@ def _of_shelf(shelf: Any, name: str) -> list[tuple[str, str]]:
     return rows
 
 
-def _before_download(pull: Any, reference: Any, config: Config) -> list[tuple[str, str]]:
-    """Returns whether a model of the hub runs here, as its config.json or the heads of its GGUF files tell."""
+def _before_download(pull: Any, reference: Any, config: Config) -> tuple[str, list[tuple[str, str]]]:
+    """Return the name of a hub model and whether it runs here, from its config.json or the heads of its GGUF files.
+
+    The name is empty if the hub does not answer, and for other models.
+    """
     with tempfile.TemporaryDirectory() as folder:
         try:
             stand_in = pull.preview(reference, config, Path(folder))
         except StartupError as error:
-            return [("runs", f"not known: {error.message}")]
+            return "", [("runs", f"not known: {error.message}")]
         if stand_in is None:
-            return []
+            return "", []
         path, num_bytes = stand_in
         rows = [("size", f"{size(num_bytes)} to fetch")]
         try:
@@ -72,7 +75,7 @@ def _before_download(pull: Any, reference: Any, config: Config) -> list[tuple[st
         except StartupError as error:
             message = error.message.removeprefix("model ").replace(folder, "").removeprefix(f"/{path.name}: ")
             rows.append(("runs", f"no: {message}"))
-    return rows
+    return importlib.import_module("tureen.fetching.on_disk").name_on_hub(reference.name, path), rows
 
 
 def _judged(path: Path, config: Config) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 const POLL_MS = 1000, ROW_PX = 22;
 const FACTS = [
   ["Running", "sglang:num_running_reqs", "Requests whose tokens are being computed now."],
-  ["Waiting", "sglang:num_queue_reqs", "Requests that wait until others make room."],
+  ["Waiting", "sglang:num_queue_reqs", "Requests that wait until running requests end or free memory."],
   ["Waiting for a grammar", "sglang:num_grammar_queue_reqs", "Requests whose schema, pattern or grammar is still being compiled."],
   ["Prompt tokens (finished requests)", "sglang:prompt_tokens_total", "Prompt tokens of all requests that have ended since the start."],
   ["Prompt tokens from cache", "sglang:cached_tokens_total", "Prompt tokens that the prefix cache had, so that they were not computed again."],
@@ -11,8 +11,8 @@ const FACTS = [
   ["Stopped by max tokens", 'sglang:num_requests_total{finish_reason="length"}', "Requests that reached their token limit or the end of the context."],
   ["Aborted", 'sglang:num_requests_total{finish_reason="abort"}', "Requests that their client cancelled or left."],
   ["Failed", 'sglang:num_requests_total{finish_reason="error"}', "Requests that ended with an error of the server."],
-  ["Preempted", "sglang:num_retracted_requests_total", "How often a request gave up its place because the KV cache was full. It is computed again later."],
-  ["Engines replaced", "sglang:engine_replacements_total", "How often a new engine process took the place of one that had crashed or did not answer."],
+  ["Preempted", "sglang:num_retracted_requests_total", "How often a running request was set aside because the KV cache was full. It is computed again later."],
+  ["Engines replaced", "sglang:engine_replacements_total", "How often a new engine replaced one that crashed or did not respond."],
 ];
 const HEADS = {
   "state": "Whether the request waits, runs, or waits for its grammar.",
@@ -27,11 +27,11 @@ const HEADS = {
   "answers": "Answers with this status since the start.",
   "replica": "The number of the engine.",
   "engine": "Whether the engine answers.",
-  "drained": "Whether the engine gets no new requests.",
+  "drained": "yes: the engine gets no new requests, and finishes those that it has.",
   "running": "Requests that the engine computes now.",
   "waiting": "Requests that wait in the engine.",
-  "queued tokens": "Prompt tokens that still have to be computed.",
-  "replaced": "How often a new process took the place of this engine.",
+  "queued tokens": "Tokens that the engine still has to compute.",
+  "replaced": "How often this engine was replaced by a new one.",
   "requests": "Requests that have ended.",
   "failed": "Requests that ended with an error.",
   "prompt tokens": "Tokens of the prompts.",
@@ -40,19 +40,20 @@ const HEADS = {
   "tokens from start": "Where this piece lies in the prompts that have it.",
   "length": "Tokens of this piece.",
   "requests that run with it": "Running requests whose prompts contain this piece.",
-  "prompts that go on behind it": "Different continuations of this piece in the cache.",
+  "continuations": "Different continuations of this piece in the cache.",
 };
 const CACHE = {
   whole: "The KV cache keeps what the model computed for each token. It is divided into pages.",
   used: "Pages that running requests need. They stay until the requests end.",
-  cached: "Pages of earlier prompts, kept for requests that begin in the same way. They make room when pages are needed.",
-  free: "Pages that hold nothing.",
+  cached: "Pages of earlier prompts, kept for requests that begin in the same way. They are evicted when running requests need pages.",
+  free: "Unused pages.",
   tree: "Beginnings of prompts that the cache holds. A request with the same beginning does not compute it again.",
 };
+const helps = new Map(); // name of a series of /metrics -> its help
 const known = new Map(); // name of a model -> its samples and what shows it
 let isPaused = false, timer = 0, uptime = 0, looks = 0;
 
-const line = (columns) => make("tr", {}, ...columns.map((text) => make("td", { textContent: text })));
+const line = (columns) => make("tr", {}, ...columns.map((text) => make("td", {}, text)));
 
 function table(name, heads, rows) {
   const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, explained(text, HEADS[text])))));
@@ -109,7 +110,7 @@ function treeOf(engine, isOpen) {
   }
   const key = make("p", { className: "key" }, ...[["held2", "several requests run with it"], ["held1", "one does"], ["held0", "none does; it is kept"]].map(([name, text]) => make("span", {}, make("i", { className: name }), text)));
   const rows = placed.map((branch) => line([`${count(branch.start)} to ${count(branch.start + branch.tokens)}`, count(branch.tokens), count(branch.holders), count(branch.children)]));
-  const list = make("details", { open: isOpen }, make("summary", { textContent: "As a table" }), make("div", {}, table("Branches of the prefix cache", ["tokens from start", "length", "requests that run with it", "prompts that go on behind it"], rows)));
+  const list = make("details", { open: isOpen }, make("summary", { textContent: "As a table" }), make("div", {}, table("Branches of the prefix cache", ["tokens from start", "length", "requests that run with it", "continuations"], rows)));
   return [title, make("p", { textContent: `From left to right: tokens from the start of prompts. ${about}` }), box, key, list];
 }
 
@@ -120,7 +121,7 @@ function requestsOf(model, isAdmin) {
   const heads = ["state", "age", "tokens/s", "output", "prompt", "first token after", ...(isAdmin ? ["client", "rid"] : [])];
   const rows = model.requests.map((one) => line([one.state, time(one.age_s), one.tokens_per_s === null ? "–" : rate(one.tokens_per_s), count(one.output_tokens), count(one.prompt_tokens), one.ttft_s === null ? "–" : time(one.ttft_s), ...(isAdmin ? [one.client || "(no name)", one.rid] : [])]));
   const left = model.num_requests - rows.length;
-  return [table("Requests that have not ended", heads, rows), ...(left ? [make("p", { textContent: `${counted(left, "younger one is", "younger ones are")} not listed.` })] : [])];
+  return [table("Requests that have not ended", heads, rows), ...(left ? [make("p", { textContent: `${counted(left, "newer request is", "newer requests are")} not listed.` })] : [])];
 }
 
 function errorsOf(figures) {
@@ -135,13 +136,32 @@ function replicasOf(replicas) {
   return [make("h3", { textContent: "Replicas" }), table("Replicas", ["replica", "engine", "drained", "running", "waiting", "queued tokens", "replaced"], rows)];
 }
 
+/** Returns the help of a series; that of its histogram for `_sum` and `_count`. */
+function helpOf(series) {
+  const name = series.replace(/\{.*/, "");
+  return helps.get(name) ?? helps.get(name.replace(/_(sum|count)$/, ""));
+}
+
+async function readHelps() {
+  const text = await ask("metrics").then((answer) => answer.text(), () => ""); // without help texts, the names are shown alone
+  for (const [, name, help] of text.matchAll(/^# HELP (\S+) (.*)/gm)) helps.set(name, help);
+}
+
+function showFigures(view) {
+  if (!view.all.open) return;
+  const rows = Object.entries(view.figures).map(([name, value]) => line([explained(name, helpOf(name)), value]));
+  replaced(view.parts.figures, [table("All figures", ["name", "value"], rows)]);
+}
+
 function makeView(name) {
   const plots = PLOTS.map(makePlot), parts = {};
   for (const part of ["health", "facts", "requests", "cache", "errors", "figures"]) parts[part] = make(part === "facts" ? "dl" : "div", { className: part === "facts" ? "facts" : "" });
   const all = make("details", {}, make("summary", { textContent: "All figures of /metrics" }), make("div", {}, parts.figures));
   const node = make("section", { "aria-label": name }, make("h2", { textContent: name }), parts.health, make("div", { className: "plots" }, ...plots.map((plot) => plot.node)), parts.facts, make("h3", { textContent: "Requests" }), parts.requests, parts.cache, make("h3", { textContent: "Errors" }), parts.errors, all);
   byId("models").append(node);
-  return { samples: [], plots, parts, all, node };
+  const view = { samples: [], figures: {}, plots, parts, all, node };
+  all.ontoggle = () => readHelps().then(() => showFigures(view));
+  return view;
 }
 
 function replaced(node, children) { // the one that has the focus stays
@@ -171,7 +191,8 @@ function show(answer) {
     const isOpen = [...view.parts.cache.querySelectorAll("details")].map((one) => one.open);
     replaced(view.parts.cache, model.engines.flatMap((engine, index) => [...(model.engines.length > 1 ? [make("h3", { textContent: `Replica ${index}` })] : []), ...pagesOf(engine.pages, model.page_size), ...(answer.is_admin ? treeOf(engine, Boolean(isOpen[index])) : [])]));
     replaced(view.parts.errors, errorsOf(model.figures));
-    if (view.all.open) replaced(view.parts.figures, [table("All figures", ["name", "value"], Object.entries(model.figures).map(([name, value]) => line([name, String(value)])))]);
+    view.figures = model.figures;
+    showFigures(view);
   }
   const helpers = answer.helpers_down.length ? `Helper processes that are being replaced: ${answer.helpers_down.join(", ")}.` : "Helper processes are running.";
   const more = answer.is_admin ? "" : " The admin key shows all clients' requests and the prefix cache.";
@@ -198,7 +219,7 @@ async function showUse() {
   const link = make("button", { type: "button", textContent: "Save as CSV", onclick: saveUse });
   if (!byId("use")) byId("models").append(make("section", { id: "use", "aria-label": "Clients" }));
   const shown = rows.length ? table("Use by client", ["client", "requests", "failed", "prompt tokens", "cached", "output tokens"], rows) : make("p", { textContent: "None yet." });
-  if (!byId("use").contains(document.activeElement)) byId("use").replaceChildren(make("h2", { textContent: "Use by client" }), make("p", { textContent: answer.kept ? "Since the file of --usage-db began." : "Since the start; --usage-db keeps it longer." }), shown, link);
+  if (!byId("use").contains(document.activeElement)) byId("use").replaceChildren(make("h2", { textContent: "Use by client" }), make("p", { textContent: answer.kept ? "Since the file of --usage-db was created." : "Since the start; --usage-db keeps it longer." }), shown, link);
 }
 
 async function saveUse() {

@@ -26,15 +26,34 @@ const KEYWORDS = new Set(`abstract and as assert async await begin break case ca
   protected pub public raise range return select self set static struct super switch template then this throw trait
   True true try type typedef typeof union unless until update use using values var virtual void where while with
   yield`.split(/\s+/));
-const STRINGS = String.raw`"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|` + "`(?:\\\\.|[^`\\\\])*`";
+const LONG_STRINGS = String.raw`"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)`;
+const UNTIL_QUOTE = { '"': /(?:\\.|[^"\\\n])*/y, "'": /(?:\\.|[^'\\\n])*/y, "`": /(?:\\.|[^`\\])*/y };
 const NUMBERS = String.raw`\b(?:0[xXbBoO][\da-fA-F_]+|\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\b`;
+
+/**
+ * Returns a function (quote, index) => the end of the string that the quote at `index` opens; 0 if it is not closed.
+ * After a search that fails, all such quotes up to the place where it stopped are escaped, so they open no closed string
+ * either. Skipping them keeps the work linear.
+ */
+function stringEnds(text) {
+  const searched = {};
+  return (quote, index) => {
+    if (index < searched[quote]) return 0;
+    const search = UNTIL_QUOTE[quote];
+    search.lastIndex = index + 1;
+    search.test(text);
+    if (text[search.lastIndex] === quote) return search.lastIndex + 1;
+    searched[quote] = search.lastIndex;
+    return 0;
+  };
+}
 
 /** Returns [[kind, text]] that make up `text`. A kind is "comment", "string", "number", "keyword", or "" for the rest. */
 export function pieces(text, language) {
   const family = KINDS.get(language.toLowerCase());
   if (!family || text.length > LONGEST) return [["", text]];
   const words = family === "markup" ? String.raw`<\/?[\w-]+` : String.raw`[A-Za-z_]\w*`;
-  const pattern = new RegExp(`(?<comment>${COMMENTS[family]})|(?<string>${STRINGS})|(?<number>${NUMBERS})|(?<word>${words})`, "g");
+  const pattern = new RegExp(`(?<comment>${COMMENTS[family]})|(?<string>${LONG_STRINGS})|(?<quote>["'\`])|(?<number>${NUMBERS})|(?<word>${words})`, "g");
   const isKeyword = (word) => family === "markup" || KEYWORDS.has(family === "dash" ? word.toLowerCase() : word);
   const found = [];
   const add = (kind, piece) => {
@@ -42,11 +61,16 @@ export function pieces(text, language) {
     if (found.length && found.at(-1)[0] === kind) found.at(-1)[1] += piece;
     else found.push([kind, piece]);
   };
+  const endOfString = stringEnds(text);
   let last = 0;
-  for (const { 0: piece, index, groups } of text.matchAll(pattern)) {
+  for (let match; (match = pattern.exec(text)); last = pattern.lastIndex) {
+    const { index, groups } = match;
     add("", text.slice(last, index));
-    add(groups.word ? (isKeyword(piece) ? "keyword" : "") : ["comment", "string", "number"].find((kind) => groups[kind]), piece);
-    last = index + piece.length;
+    const end = groups.quote ? endOfString(groups.quote, index) : 0;
+    if (end) pattern.lastIndex = end;
+    const piece = text.slice(index, pattern.lastIndex);
+    const kind = end ? "string" : ["comment", "string", "number"].find((kind) => groups[kind]);
+    add(kind ?? (groups.word && isKeyword(piece) ? "keyword" : ""), piece);
   }
   add("", text.slice(last));
   return found;

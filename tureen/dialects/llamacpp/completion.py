@@ -106,7 +106,8 @@ async def _plan(body: LlamaOptions, payload: dict[str, Any], owner: str, state: 
     sampling = planning.make_sampling(fields, context, names_of(payload), DEFAULTS)
     planning.check_size(len(prompts), [sampling], names[0], context.config)
     logprobs = LogprobSpec(top=body.n_probs, mode="raw") if body.n_probs else None
-    options = Options(adapter=adapter_of(body.model, state), logprobs=logprobs)
+    progress = body.stream and body.return_progress
+    options = Options(adapter=adapter_of(body.model, state), logprobs=logprobs, reports_progress=progress)
     count = len(prompts)
     draft = Draft(
         prompts=prompts,

@@ -210,6 +210,9 @@ def test_an_output_ends_at_the_first_line_break_after_its_time():
         assert whole[0]["content"].startswith("ab\nab\nab\n")
         response = app.post("/completion", prompt=LINES, t_max_predict_ms=70, stream=True)
         assert parse_events(response.text + "data: [DONE]\n\n")[-1]["stop_type"] == "limit"
+        counts = app.metrics()
+        assert [counts[f"num_requests_total[{reason}]"] for reason in ("stop", "length", "abort")] == [2, 2, 0]
+        assert counts["num_aborted_requests_total"] == 0
 
 
 @pytest.mark.parametrize(

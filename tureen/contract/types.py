@@ -307,6 +307,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_window_pages: int = 0  # of layers with a window; 0: all layers share one pool
     total_guessed_tokens: int = 0
     total_right_guesses: int = 0
+    total_saved_s: float = 0.0  # by right guesses, without what guesses cost; estimated from times of steps
 
     @property
     def num_used_pages(self) -> int:

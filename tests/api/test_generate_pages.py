@@ -174,6 +174,7 @@ ROWS = [
     Row("M", "prompt, Chinese", mind("say:你好"), prints(["say:你好 你好"])),
     Row("M", "max_tokens", mind(max_tokens=2), prints(["say:hello he"])),
     Row("M", "max_tokens, default", mind("abc"), lambda a: len(a["text"][0]) == len("abc ") + 16),
+    Row("M", "top_k, beyond the vocabulary", mind(top_k=10**6), prints(["say:hello hello"])),
     Row("M", "stream, false", mind(stream=False), prints(["say:hello hello"])),
     Row("M", "example", mind("My name is Olivier and I", max_tokens=20, repetition_penalty=1.03, presence_penalty=1.2,
                              frequency_penalty=1.2, temperature=0.5, top_k=10, top_p=0.95, stream=False),

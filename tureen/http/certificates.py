@@ -23,7 +23,7 @@ OTHER_BLOCK = re.compile(rb"-----BEGIN (?!X509 CRL-----)")
 
 @contextlib.contextmanager
 def _fault(flag: str, path: str, problem: str) -> Iterator[None]:
-    """Turns errors of parsers inside the block into a StartupError: their own messages say little to an operator.
+    """Turns parser errors inside the block into a StartupError, because their own messages do not help an operator.
 
     `problem`: what is wrong with the file `path` of `flag`.
     """
@@ -36,12 +36,12 @@ def _fault(flag: str, path: str, problem: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(content: bytes) -> Iterator[str]:
-    """Gives a file name for content that was read and checked, for a library that takes only names. It names a copy in
-    memory, because the original may have been replaced since."""
+    """Yields a file name for content that was read and checked, for a library that accepts only names. The name is that
+    of a copy in memory, because the original may have been replaced since."""
     if not hasattr(os, "memfd_create"):
         import tempfile  # noqa: PLC0415 - Linux never needs it
 
-        with tempfile.NamedTemporaryFile() as file:  # nobody else may read it
+        with tempfile.NamedTemporaryFile() as file:  # no other user may read it
             file.write(content)
             file.flush()
             yield file.name
@@ -57,7 +57,7 @@ def load_own(
 ) -> None:
     """Loads a certificate chain and its private key into `context`. Raises StartupError naming flag and file.
 
-    `flags`: what the flags that name the files begin with, as in `--tls-cert`.
+    `flags`: the beginning of the flags that name the files, such as `--tls` of `--tls-cert`.
     """
     cert_flag, key_flag = f"{flags}-cert", f"{flags}-key"
     cert, key = read_file(cert_flag, cert_path), read_secret(key_flag, key_path)
@@ -122,8 +122,8 @@ def load_authorities(context: ssl.SSLContext, path: str, flag: str = "--tls-ca")
 
 
 def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.Certificate]) -> None:
-    """Loads revocation lists into `context`. Every certificate between a client's and the root is looked up, so each CA
-    in `authorities` needs a list, which it must have signed.
+    """Loads revocation lists into `context`. OpenSSL looks up every certificate from the client's to the root, so each
+    CA in `authorities` needs a list that it has signed.
 
     Raises StartupError.
     """

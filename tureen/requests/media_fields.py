@@ -1,4 +1,4 @@
-"""Reads the fields that bring pictures and videos, and replaces their placeholders with the loaded items."""
+"""Reads the fields with pictures and videos, and replaces their placeholders with the loaded items."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MediaReferences = MediaReference | list[MediaReference] | list[MediaReference | 
 DIGEST_DIGITS = 15  # hex digits of a picture's digest in its token ids, which have 64 bits
 
 MAX_PIXEL_BYTES = 256 << 20
-"""Most bytes of pixels that the pictures and videos of one body have together; equal ones count once."""
+"""Maximum bytes of pixels of all pictures and videos in one body; equal ones count once."""
 
 
 class PromptMedia(NamedTuple):
-    """The pictures and videos of one prompt, as references, and the names of the fields that they came in."""
+    """The pictures and videos of one prompt, as references, and the names of their fields."""
 
     pictures: tuple[str, ...]
     videos: tuple[str, ...]
@@ -42,12 +42,12 @@ class PromptMedia(NamedTuple):
 
     @property
     def num_videos(self) -> int:
-        """How many videos come with the prompt; pictures that are frames make one."""
+        """Number of videos of the prompt; pictures that are frames count as one."""
         return len(self.videos) + (1 if self.modality == "video" and self.pictures else 0)
 
     @property
     def num_pictures(self) -> int:
-        """How many pictures come with the prompt, without frames of a video."""
+        """Number of pictures of the prompt, without frames of a video."""
         return 0 if self.modality == "video" else len(self.pictures)
 
     @property
@@ -174,7 +174,7 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
             field=sent_media.field,
             code="invalid_image",
         )
-    # a video may stand at a picture's placeholder: models that take both were trained with that
+    # a video may replace a picture's placeholder: models with both were trained with that
     if num_videos <= sent_media.num_videos and num_pictures + num_videos == num_sent:
         return
     if family.placeholder_id is None and name.startswith("input_ids"):

@@ -179,7 +179,7 @@ class EmbeddingEngine:
             self._num_failed += 1
             if self._num_failed >= MAX_FAILED:
                 raise
-            self._end(request, finish.failed(RequestFailed("the model failed on this text; other requests go on")))
+            self._end(request, finish.failed(RequestFailed("the model failed on this text; other requests continue")))
         else:
             self._num_failed = 0
             self._num_tokens += len(request.token_ids)

@@ -195,8 +195,7 @@ class Engine:
         self._ended += self.preparing.restore()
 
     def step(self) -> list[OutputDelta]:
-        """Runs one step; returns the new pieces of outputs. Raises RequestFailed if the runner is permanently
-        broken."""
+        """Runs one step; returns the new pieces of outputs. Raises RequestFailed if the runner is broken for good."""
         deltas, self._ended = self._ended, []
         if not self._may_step:
             return deltas
@@ -307,7 +306,7 @@ class Engine:
         return reason
 
     def _fail(self, sequence: Sequence, error: TureenError) -> OutputDelta:
-        """Ends a request whose output could not be replayed."""
+        """Ends a request with an error of its output."""
         if error.status >= 500:
             log.error("request %s failed: %s", sequence.request.id, error)
         return self._drop(sequence, RowError.of(error))

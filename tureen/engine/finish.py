@@ -69,7 +69,7 @@ def failed(error: TureenError) -> FinishReason:
 
 def row_failed(error: RowError) -> FinishReason:
     """Returns the finish reason of a request whose row failed in a step."""
-    message = error.message or f"the model failed on this request ({error.code}); other requests go on"
+    message = error.message or f"the model failed on this request ({error.code}); other requests continue"
     return FinishReason(
         type="error",
         message=message,

@@ -173,7 +173,7 @@ class Loop:
             self._refuse(request.id, error)
         except Exception:
             log.exception("request %s could not be added", request.id)
-            self._refuse(request.id, RequestFailed("the server failed on this request; other requests go on"))
+            self._refuse(request.id, RequestFailed("the server failed on this request; other requests continue"))
 
     def _add(self, request: GenerateRequest, arrived_s: float | None) -> None:
         now = self._clock()

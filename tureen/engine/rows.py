@@ -50,7 +50,7 @@ class RowRunner:
         all_failed = all(output.error == STEP_FAILED for output in outputs)
         self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
         if self._num_failed_steps >= MAX_FAILED_STEPS and not self._can_compute():
-            raise RequestFailed(f"every row of {MAX_FAILED_STEPS} steps in a row failed", code="engine_dead")
+            raise RequestFailed(f"every row failed in {MAX_FAILED_STEPS} consecutive steps", code="engine_dead")
         return outputs
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class RowRunner:
             row = Row(0, (0,), start=0, pages=table.pages, sample=False, state_to=state, window_pages=window_pages)
             self._runner.submit(Batch((row,))).result()
         except Exception:
-            log.exception("the runner fails on everything")
+            log.exception("the runner fails for every row")
             return False
         finally:
             self._cache.close(table)

@@ -69,7 +69,7 @@ def _check_parts(body: bytes) -> None:
     num_parts = _num_parts(_STRING.sub(b"", body))  # not those inside strings
     if num_parts > MAX_PARTS:
         raise PayloadTooLarge(
-            f"the body has {num_parts} keys, lists and objects; at most {MAX_PARTS} are taken: send several requests"
+            f"the body has {num_parts} keys, lists and objects; at most {MAX_PARTS} are allowed; send several requests"
         )
 
 

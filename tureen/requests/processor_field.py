@@ -53,7 +53,7 @@ def check_processor(value: str, config: Config, field: str) -> str:
 def _payload(value: str, field: str) -> bytes:
     """Returns the pickle of a payload, unread. Raises InvalidRequest for any other form."""
     if len(value) > MAX_PAYLOAD_CHARS:
-        raise _malformed(field, f"has {len(value)} characters, at most {MAX_PAYLOAD_CHARS} are taken")
+        raise _malformed(field, f"has {len(value)} characters, at most {MAX_PAYLOAD_CHARS} are allowed")
     try:
         payload = read_json(None, value.encode())
     except (InvalidRequest, PayloadTooLarge, UnicodeEncodeError):
@@ -64,7 +64,7 @@ def _payload(value: str, field: str) -> bytes:
     version = payload.get("python", PYTHON)
     if version != PYTHON:
         raise _malformed(
-            field, f"is bytecode of Python {echo(version)}, this server runs {PYTHON}: send it from {PYTHON}, too"
+            field, f"is bytecode of Python {echo(version)}, but this server runs {PYTHON}; create it with {PYTHON}"
         )
     try:
         return bytes.fromhex(code)

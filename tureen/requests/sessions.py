@@ -202,7 +202,7 @@ class Sessions:
         turn.chars_before = _num_chars_before(self._tokenizer, turn)
         if not turn.token_ids:
             raise InvalidRequest(
-                "the prompt is empty: input_ids is, and session_params continues nothing",
+                "the prompt is empty: input_ids is empty and session_params continues no request",
                 field="input_ids",
                 code="empty_prompt",
             )
@@ -319,13 +319,13 @@ class Sessions:
         share = max(1, limit // 2)
         if owner and held[owner] >= share:
             raise TooManyRequests(
-                f"this client has {held[owner]} {resource}, the most it may have is {share}; close a session",
+                f"this client has {held[owner]} {resource}, the limit is {share}; close a session",
                 code="too_many_sessions",
                 retry_after_s=self._first_expiry_s(owner),
             )
         if held.total() >= limit:
             raise Unavailable(
-                f"the server has {held.total()} {resource}, the most it may have is {limit}; close a session",
+                f"the server has {held.total()} {resource}, the limit is {limit}; close a session",
                 code="too_many_sessions",
                 retry_after_s=self._first_expiry_s(None),
             )

@@ -72,7 +72,7 @@ def load_own(
         raise StartupError(
             f"{key_flag} {key_path}: it is not the key of the first certificate in {cert_flag} {cert_path}"
         )
-    problem = f"TLS does not take it with {key_flag} {key_path}"
+    problem = f"TLS does not accept it with {key_flag} {key_path}"
     with _fault(cert_flag, cert_path, problem), _named(cert) as cert_name, _named(key) as key_name:
         # the password is a callback, or OpenSSL would ask for it on the terminal
         context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")
@@ -116,7 +116,7 @@ def load_authorities(context: ssl.SSLContext, path: str, flag: str = "--tls-ca")
     """
     authorities = _certificates(flag, path, read_file(flag, path))
     pem = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
-    with _fault(flag, path, "TLS does not take it"):
+    with _fault(flag, path, "TLS does not accept it"):
         context.load_verify_locations(cadata=pem.decode())
     return authorities
 
@@ -130,7 +130,7 @@ def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.
     content = read_file("--tls-crl", path)
     if OTHER_BLOCK.search(content):
         # a certificate in it would become a trusted CA
-        raise StartupError(f"--tls-crl {path}: it holds something else than revocation lists")
+        raise StartupError(f"--tls-crl {path}: it contains something other than revocation lists")
     with _fault("--tls-crl", path, "it has no valid PEM revocation list"):
         lists = [x509.load_pem_x509_crl(block) for block in CRL_BLOCK.findall(content)]
     if not lists:
@@ -143,7 +143,7 @@ def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.
         if not any(_has_signed(authority, crl) for crl in lists):
             name = authority.subject.rfc4514_string()
             raise StartupError(f"--tls-crl {path}: it has no list of the CA {name!r}, so its clients would be refused")
-    with _fault("--tls-crl", path, "TLS does not take it"), _named(content) as name:
+    with _fault("--tls-crl", path, "TLS does not accept it"), _named(content) as name:
         context.load_verify_locations(cafile=name)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
 

@@ -288,7 +288,7 @@ def test_a_request_whose_numbers_go_wrong_fails_alone(app: App):
     assert (first.json()["text"], last.json()["text"]) == ("abc", "def")
     assert wrong.status_code == 500
     assert wrong.json()["error"] == {
-        "message": "the model failed on this request (nan_logits); other requests go on",
+        "message": "the model failed on this request (nan_logits); other requests continue",
         "type": "server_error",
         "param": None,
         "code": "nan_logits",

@@ -322,7 +322,7 @@ def test_a_stream_without_text_has_one_piece(app: App):
 def test_an_error_in_a_stream_is_its_last_piece(app: App):
     found = pieces(app.post(prompt="say:abc\x01def", stream=True).content)
     assert found[-1] == {
-        "error": "the model failed on this request (nan_logits); other requests go on",
+        "error": "the model failed on this request (nan_logits); other requests continue",
         "error_type": "Incomplete Generation",
     }
     assert refusal(app, 500, prompt="say:abc\x01def")["error_type"] == "Incomplete Generation"

@@ -249,7 +249,7 @@ def test_a_prompt_in_which_pictures_are_put_already_is_refused(gemma3):
     ids = tiny_gemma.inputs(gemma3.variant, text, PICTURES[:1])["input_ids"][0].tolist()
     media = PromptMedia(("0",), (), "image", "image_data", "video_data")
     marked = [PICTURE if token == tiny_gemma.START else token for token in ids]
-    with pytest.raises(InvalidRequest, match="has token 250, which stands for one of a picture's embeddings"):
+    with pytest.raises(InvalidRequest, match="has token 250, which is a placeholder for a picture's embeddings"):
         check_count(marked, media, "input_ids", gemma3.family)
     check_count([token for token in marked if token != tiny_gemma.IMAGE], media, "input_ids", gemma3.family)
 

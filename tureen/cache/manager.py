@@ -1,4 +1,4 @@
-"""Pages for sequences: finds cached prefixes, hands out pages, publishes computed ones, takes all of them back."""
+"""Pages for sequences: finds cached prefixes, allocates pages, publishes computed ones, frees all of them."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ class PageTable:
         saves_early: bool = False,
     ) -> None:
         self.namespace = namespace
-        self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
+        self.nodes = nodes  # the tree nodes of the first pages: first found ones, then published ones
         self.num_matched = len(nodes)
         self.pages = tuple([node.page for node in nodes])  # as rows carry them
         self.live = live  # the window pages
-        self.room = 0  # tokens that the pages have room for, once it has grown
+        self.room = 0  # number of tokens that the pages can hold, after it has grown
         self.is_open = True
-        self.is_public = is_public  # its full pages go into the tree as they are computed
-        self.saves_early = saves_early  # and to the lower tier then
+        self.is_public = is_public  # its full pages enter the tree as they are computed
+        self.saves_early = saves_early  # and are then saved in the lower tier
 
     def replace(self, index: int, page: int) -> None:
-        """Puts another page in place of that at `index`."""
+        """Replaces the page at `index`."""
         self.pages = (*self.pages[:index], page, *self.pages[index + 1 :])
 
 
 class LowerTier(Protocol):
-    """Keeps pages that the KV cache may lose."""
+    """Stores pages that the KV cache may evict."""
 
     def save(self, nodes: Sequence[RadixNode]) -> None:
-        """Saves a prefix, in the background: nodes that follow each other from the root on."""
+        """Saves a prefix in the background: consecutive nodes, from the root on."""
 
     def forget(self, nodes: Sequence[RadixNode], first: int) -> None:
-        """Removes pages that cannot be trusted: those of `nodes` from the index `first` on."""
+        """Removes pages that may be wrong: those of `nodes` from the index `first` on."""
 
     def renew(self) -> None:
-        """Hears that the tree is empty, and that something else may compute from now on."""
+        """Called after the tree was cleared, for example because the weights changed."""
 
     def close(self) -> None:
-        """Saves what waits to be saved, for a while."""
+        """Saves waiting pages, for a limited time."""
 
 
 class CacheManager:
@@ -79,25 +79,25 @@ class CacheManager:
         self.windows = windows or WindowPages()
         self.has_windows = self.windows.is_used
         self.tree = RadixTree(self.pool, page_size, self._on_removed)
-        self._prefix_cache = prefix_cache  # False: nothing is published, so nothing is ever found
+        self._prefix_cache = prefix_cache  # False: no page is published, so no prefix is ever found
         self._open: dict[PageTable, None] = {}
-        self.tier: LowerTier | None = None  # to which the pages of closed tables are saved
+        self.tier: LowerTier | None = None  # saves the pages of closed tables
 
     @property
     def num_available(self) -> int:
-        """The number of pages that can be had: free, or held by the radix tree alone."""
+        """The number of available pages: free ones, and those that only the radix tree holds."""
         return len(self.pool.free) + len(self.tree.idle)
 
     def num_pages_for(self, num_tokens: int) -> int:
-        """Returns the number of pages that hold `num_tokens` tokens."""
+        """Returns the number of pages for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def match(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:
-        """Returns the nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks
+        """Returns the nodes of the longest cached prefix of at most `max_tokens` tokens, full pages only. Locks
         nothing.
 
-        In a model that has layers without attention, a prefix is usable up to its last page with a saved state. With
-        windows, it is usable if the window pages that the next token sees are still there.
+        In a model with layers without attention, a prefix is usable up to its last page with a saved state. With
+        windows, it is usable if the window pages that the next token sees are still cached.
         """
         nodes = self.known(namespace, token_ids, max_tokens)
         if self.has_states or self.has_windows:
@@ -105,11 +105,11 @@ class CacheManager:
         return nodes
 
     def known(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:
-        """Returns the nodes of a prefix that are in the tree, whether a sequence can begin after them or not."""
+        """Returns the nodes of a prefix that are in the tree, even if no sequence can begin after them."""
         return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
 
     def num_usable(self, nodes: Sequence[RadixNode]) -> int:
-        """Returns how many of a prefix's nodes a sequence can begin after. See `match`."""
+        """Returns the number of nodes of a prefix after which a sequence can begin. See `match`."""
         if not self.has_states and not self.has_windows:
             return len(nodes)
         num_usable = num_in_row = 0  # in_row: nodes up to this one that have a window page
@@ -120,10 +120,9 @@ class CacheManager:
         return num_usable
 
     def keep_state(self, table: PageTable, num_tokens: int, number: int) -> RadixNode | None:
-        """Files the saved state after the table's first `num_tokens` tokens under the page that it follows.
+        """Stores the state after the table's first `num_tokens` tokens at the node of the page that it follows.
 
-        Returns the node that holds it now. Returns None, and gives the number back, if the page is not published or has
-        a state.
+        Returns that node. Returns None, and frees the number, if the page is not published or already has a state.
         """
         index = num_tokens // self.page_size - 1
         if index >= len(table.nodes) or not self.tree.is_attached(table.nodes[index]):
@@ -146,11 +145,10 @@ class CacheManager:
 
         first_step: number of tokens in the first step, for which window pages are taken; None: all tokens are loaded,
         not computed, so window pages are taken for those that the token after them sees.
-        is_public: whether its pages are published. Those of a sequence with embeddings of its client are not: the token
-        ids do not tell what the pages hold. saves_early: whether they are saved as they are published, not at the end.
+        is_public: whether its pages are published. Pages of a client's embeddings are not, because their token ids do
+        not identify their content. saves_early: whether pages are saved when they are published, not at the end.
 
-        Returns None when that would leave fewer than `headroom` pages available; then nothing has changed but the LRU
-        order.
+        Returns None if fewer than `headroom` pages would be left; then only the LRU order has changed.
         """
         for node in nodes:
             self.tree.lock(node)
@@ -170,15 +168,15 @@ class CacheManager:
         return table
 
     def grow(self, table: PageTable, num_tokens: int) -> bool:
-        """Gives the table pages for `num_tokens` in all. Returns False, and changes nothing, when there are not
-        enough."""
+        """Allocates pages until the table has room for `num_tokens`. Returns False, and changes nothing, if there are
+        too few."""
         if not self._has_room(table, num_tokens, num_tokens, 0):
             return False
         self._take_pages(table, num_tokens, num_tokens)
         return True
 
     def _has_room(self, table: PageTable, num_tokens: int, window_end: int, headroom: int) -> bool:
-        """Returns whether `headroom` pages are left when the table has pages for `num_tokens` and window pages for
+        """Returns whether `headroom` pages would be left if the table had pages for `num_tokens` and window pages for
         `window_end` tokens."""
         missing = self.num_pages_for(num_tokens) - len(table.pages)
         if missing + headroom > self.num_available:
@@ -202,10 +200,11 @@ class CacheManager:
         table.room = num_pages * self.page_size
 
     def publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """Puts the table's full pages among the first `num_computed` tokens into the tree, where others find them.
+        """Adds the table's full pages among the first `num_computed` tokens to the tree, where other sequences find
+        them.
 
-        Where the tree has a page with these tokens already, the table changes over to it and gives its own back. Window
-        pages that no later token sees are given back.
+        If the tree already has a page with these tokens, the table switches to that page and frees its own. Frees
+        window pages that no later token sees.
         """
         self._publish(table, token_ids, num_computed)
         if self.has_windows:
@@ -215,7 +214,7 @@ class CacheManager:
         while table.is_public and len(table.nodes) < num_computed // self.page_size:
             index = len(table.nodes)
             parent = table.nodes[-1] if table.nodes else self.tree.root
-            if not self.tree.is_attached(parent):  # removed because its maker failed: nothing may stand below it
+            if not self.tree.is_attached(parent):  # removed after its sequence failed: no node may be below it
                 table.is_public = False
                 return
             page = table.pages[index]
@@ -231,15 +230,15 @@ class CacheManager:
                 self.tier.save(tuple(table.nodes))
 
     def keep_windows(self, table: PageTable) -> None:
-        """Stores a table's window pages, which were loaded, in those of its nodes that lack them."""
+        """Stores a table's loaded window pages in its nodes that lack them."""
         for index, node in enumerate(table.nodes):
             if self.has_windows and self.tree.is_attached(node):
                 self.windows.publish(table.live, index, node)
 
     def close(self, table: PageTable, *, distrust_from: int | None = None) -> None:
-        """Gives all pages of the table back. Published ones stay in the tree as evictable.
+        """Releases all pages of the table. Published ones stay in the tree and can be evicted.
 
-        With `distrust_from`, the tree forgets what this table published or used from the page of that index on.
+        With `distrust_from`, the tree drops the pages that this table published or used, from that index on.
         """
         if distrust_from is not None and distrust_from < len(table.nodes):
             self.tree.remove(table.nodes[distrust_from])
@@ -253,7 +252,7 @@ class CacheManager:
                 self.tier.forget(table.nodes, distrust_from)
 
     def _release(self, table: PageTable) -> None:
-        """Gives back what the table holds."""
+        """Releases all that the table holds."""
         if self.has_windows:
             self.windows.end(table.live, table.nodes)
         for page in reversed(table.pages[len(table.nodes) :]):
@@ -267,7 +266,7 @@ class CacheManager:
             self.windows.drop(node)
 
     def flush(self) -> int:
-        """Forgets every prefix that no sequence uses; returns how many pages that freed."""
+        """Drops every unused prefix; returns the number of freed pages."""
         num_flushed = len(self.tree.idle)
         for _ in range(num_flushed):
             self.tree.evict()
@@ -276,8 +275,7 @@ class CacheManager:
         return num_flushed
 
     def check(self) -> list[str]:
-        """Verifies that free, cached and used pages are all pages, each counted once per holder. Returns what is
-        wrong."""
+        """Verifies that free, cached and used pages are all pages, each counted once per holder. Returns the errors."""
         holders = [0] * self.pool.num_pages
         wrong = []
         for table in self._open:

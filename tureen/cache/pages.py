@@ -5,8 +5,8 @@ from __future__ import annotations
 
 
 class Held:
-    """The number of a window page or a state that a node holds. It is a new object each time, so a thread that copies
-    the memory sees whether the node's number was replaced."""
+    """The number of a window page or a state that a node holds. Each assignment makes a new object, so a thread that
+    copies the memory sees whether the node's number was replaced."""
 
     __slots__ = ("number",)
 
@@ -15,20 +15,20 @@ class Held:
 
 
 class PagePool:
-    """Hands out pages and takes them back. A page is free exactly when its count is zero."""
+    """Allocates and frees pages. A page is free exactly if its count is zero."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.free = list(range(num_pages - 1, -1, -1))
-        """A stack of the free pages, to be changed by the pool only: the page freed last is used next."""
+        """A stack of the free pages, changed by the pool only: the last freed page is used next."""
         self._counts = [0] * num_pages
 
     def count(self, page: int) -> int:
-        """Returns how many hold this page: each page table counts, and the radix tree."""
+        """Returns the number of holders of this page: page tables, and the radix tree."""
         return self._counts[page]
 
     def take(self) -> int:
-        """Takes a free page, with a count of one. Raises IndexError when there is none: look at `free` first."""
+        """Allocates a free page, with a count of one. Raises IndexError if no page is free: check `free` first."""
         page = self.free.pop()
         self._counts[page] = 1
         return page
@@ -40,8 +40,8 @@ class PagePool:
         self._counts[page] += 1
 
     def give_back(self, page: int) -> int:
-        """Takes a holder from a page; returns how many are left. At 0 the page is free. Raises RuntimeError for a free
-        page."""
+        """Removes a holder from a page; returns the number of remaining ones. At 0 the page is free. Raises
+        RuntimeError for a free page."""
         count = self._counts[page] - 1
         if count < 0:
             raise RuntimeError(f"page {page} was given back more often than taken")
@@ -51,7 +51,7 @@ class PagePool:
         return count
 
     def check(self, holders: list[int]) -> list[str]:
-        """Compares the counts with `holders`, how many really hold each page. Returns what is wrong."""
+        """Compares the counts with `holders`, the real number of holders of each page. Returns the errors."""
         wrong = [
             f"page {page}: count {count}, held by {real}"
             for page, (count, real) in enumerate(zip(self._counts, holders, strict=True))

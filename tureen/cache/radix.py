@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from tureen.cache.pages import Held, PagePool
 
 Namespace = tuple[str, str]
-"""(salt, adapter): prefixes are shared only inside one namespace."""
+"""(salt, adapter): prefixes are shared only within a namespace."""
 
 Key = tuple[int | str, ...]
-"""The token ids of a page; at the first level the namespace stands in front of them."""
+"""The token ids of a page; at the first level, the namespace precedes them."""
 
 
 class RadixNode:
-    """One computed page. Its holders are the page tables that use it; it is locked while there is one."""
+    """One computed page. Its holders are the page tables that use it. It is locked while it has a holder."""
 
     __slots__ = ("children", "key", "page", "parent", "state", "window")
 
@@ -28,7 +28,7 @@ class RadixNode:
         self.page = page
         self.parent = parent  # None: the root, or a node that was evicted or removed
         self.children: dict[Key, RadixNode] = {}
-        self.state: Held | None = None  # after this page
+        self.state: Held | None = None  # the state after this page
         self.window: Held | None = None  # the page of the same tokens in layers with a window, see WindowPages
 
 
@@ -46,8 +46,7 @@ class RadixTree:
         self._pages = pages
         self._on_removed = on_removed
         self.idle: OrderedDict[RadixNode, None] = OrderedDict()
-        """Unlocked nodes, whose pages only the tree holds, to be changed by the tree only. Their order is the clock of
-        the LRU."""
+        """Unlocked nodes, whose pages only the tree holds, in LRU order. Changed by the tree only."""
 
     def match(self, namespace: Namespace, token_ids: Sequence[int], max_pages: int) -> list[RadixNode]:
         """Returns the nodes of the longest known prefix of `token_ids`, at most `max_pages` of them. Locks nothing."""
@@ -62,14 +61,14 @@ class RadixTree:
         return path
 
     def key(self, namespace: Namespace, token_ids: Sequence[int], index: int) -> Key:
-        """Returns the key under which the node of page number `index` of these tokens is filed."""
+        """Returns the key of the node of page number `index` of these tokens."""
         chunk = tuple(token_ids[index * self.page_size : (index + 1) * self.page_size])
         return chunk if index else namespace + chunk
 
     def insert(self, parent: RadixNode, key: Key, page: int) -> RadixNode:
-        """Returns the node below `parent` with this key; makes it from `page` where there is none.
+        """Returns the node below `parent` with this key. Makes it from `page` if it does not exist.
 
-        `parent` is attached, and locked by the caller. A new node counts as locked by the caller, who holds `page`.
+        `parent` is attached, and locked by the caller. A new node counts as locked by the caller, which holds `page`.
         """
         node = parent.children.get(key)
         if node is None:
@@ -78,7 +77,7 @@ class RadixTree:
         return node
 
     def is_attached(self, node: RadixNode) -> bool:
-        """Says whether the node is still in the tree: it was not evicted or removed."""
+        """Returns whether the node is still in the tree, that is, neither evicted nor removed."""
         return node.parent is not None or node is self.root
 
     def lock(self, node: RadixNode) -> None:
@@ -87,17 +86,17 @@ class RadixTree:
         self.idle.pop(node, None)
 
     def unlock(self, node: RadixNode) -> None:
-        """Takes a holder from a node, from the leaf up."""
+        """Removes a holder from a node, from the leaf up."""
         if self._pages.give_back(node.page) == 1 and node.parent is not None:
             self.idle[node] = None
 
     def evict(self) -> None:
-        """Drops the idle node that was used longest ago. Raises KeyError when none is idle."""
+        """Drops the least recently used idle node. Raises KeyError if no node is idle."""
         node, _ = self.idle.popitem(last=False)
         self.remove(node)
 
     def remove(self, node: RadixNode) -> None:
-        """Forgets a node and all below it: nobody will find them again. Their holders keep the pages."""
+        """Removes a node and its descendants, so that they are not found any more. Their holders keep the pages."""
         if node.parent is None:
             return
         del node.parent.children[node.key]
@@ -108,11 +107,11 @@ class RadixTree:
             self._on_removed(gone)
 
     def nodes(self) -> list[RadixNode]:
-        """Returns all nodes but the root, parents first."""
+        """Returns all nodes except the root, parents first."""
         return [node for node in _walk(self.root) if node is not self.root]
 
     def check(self, holders: list[int]) -> list[str]:
-        """Verifies the tree against `holders`, how many page tables hold each page. Returns what is wrong.
+        """Verifies the tree against `holders`, the number of page tables that hold each page. Returns the errors.
 
         Adds the tree's own references to `holders`.
         """
@@ -140,7 +139,7 @@ class RadixTree:
 
 
 def _walk(top: RadixNode) -> Iterator[RadixNode]:
-    """Yields a node and all below it, parents first."""
+    """Yields a node and its descendants, parents first."""
     stack = [top]
     while stack:
         node = stack.pop()

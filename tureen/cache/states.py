@@ -1,4 +1,4 @@
-"""Saved states of layers without attention: numbers, each free or held by the node of the page that it follows."""
+"""Saved states of layers without attention: numbers that are free, or held by the node of the page before the state."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class StateHolder(Protocol):
 
 
 class SavedStates:
-    """Hands out the numbers of saved states and takes them back. The state used longest ago goes first."""
+    """Allocates and frees the numbers of saved states. Evicts the least recently used state."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = frozenset(numbers)
         self.free = sorted(self.numbers, reverse=True)
-        self.taken: set[int] = set()  # no node holds them yet: rows or loads write them
+        self.taken: set[int] = set()  # no node holds them yet, because rows or loads still write them
         self.held: OrderedDict[StateHolder, None] = OrderedDict()
-        """The nodes that hold a state, to be changed by this class only. Their order is the clock of the LRU."""
+        """The nodes that hold a state, in LRU order. Changed by this class only."""
 
     def take(self, in_use: Collection[int]) -> int | None:
-        """Takes a number, from the node that used its state longest ago if none is free. None: all are in use.
+        """Takes a number, from the node with the least recently used state if none is free. None: all are in use.
 
         in_use: numbers that a running sequence begins with.
         """
@@ -42,13 +42,13 @@ class SavedStates:
         return number
 
     def give_back(self, number: int) -> None:
-        """Takes a number back that no node holds."""
+        """Frees a number that no node holds."""
         self.taken.remove(number)
         self.free.append(number)
 
     def hold(self, node: StateHolder, number: int) -> bool:
-        """Lets the node hold the state. If it holds one, gives the number back, for both states are the same, and
-        returns False."""
+        """Stores the state at the node. If the node already has one, which is the same, frees the number and returns
+        False."""
         if node.state is not None:
             self.give_back(number)
             return False
@@ -58,19 +58,19 @@ class SavedStates:
         return True
 
     def touch(self, node: StateHolder) -> None:
-        """Makes the node's state, if it has one, the one used last."""
+        """Marks the node's state, if it has one, as the most recently used."""
         if node in self.held:
             self.held.move_to_end(node)
 
     def drop(self, node: StateHolder) -> None:
-        """Takes the node's state from it, if it has one."""
+        """Removes the node's state, if it has one."""
         if node.state is not None:
             del self.held[node]
             self.free.append(node.state.number)
             node.state = None
 
     def check(self, nodes: Iterable[StateHolder]) -> list[str]:
-        """Verifies that each number is free, taken or held by one node of the tree. Returns what is wrong."""
+        """Verifies that each number is free, taken or held by one node of the tree. Returns the errors."""
         numbers = [*self.free, *self.taken, *map(_number_of, self.held)]
         wrong = [] if sorted(numbers) == sorted(self.numbers) else ["a saved state is lost, or has two holders"]
         if {node for node in nodes if node.state is not None} != set(self.held):

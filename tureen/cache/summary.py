@@ -1,4 +1,5 @@
-"""Sums up the prefix cache for people: how long its branches are, and how many share them. No token is in it."""
+"""Summarises the prefix cache for people: the lengths of its branches, and how many requests share them. It has no
+tokens."""
 
 from __future__ import annotations
 
@@ -10,31 +11,31 @@ from tureen.cache.manager import CacheManager
 from tureen.cache.radix import RadixNode
 
 MOST_LOOKS = 4096
-"""Nodes that are looked at, so that a large cache holds no step up."""
+"""Maximum number of visited nodes, so that a large cache does not delay steps."""
 MOST_BRANCHES = 64
 MOST_CHILDREN = 256
-"""Branches that are told; newest children of a node that are looked at."""
+"""Maximum number of reported branches, and of visited children of a node, the newest ones."""
 
 
 class Branch(NamedTuple):
-    """A piece of the tree that does not fork, and all of which the same number of requests hold."""
+    """A piece of the tree that does not fork, and whose nodes have the same number of holders."""
 
-    parent: int  # index of the branch before it; -1: it begins a prompt
+    parent: int  # index of the parent branch; -1: it begins a prompt
     page: int  # number of its first page: the same branch as long as it is cached
     num_tokens: int
-    num_holders: int  # requests that run with it now
-    num_children: int  # prompts that go on differently behind it
+    num_holders: int  # running requests that hold it
+    num_children: int  # number of different continuations
 
 
 class CacheSummary(NamedTuple):
-    """The branches that most requests hold, those before them first."""
+    """The branches that most requests hold, parents first."""
 
     branches: list[Branch]
-    num_left_out: int  # known branches that are not told; others may be below them
+    num_left_out: int  # visited branches that are not reported; others may be below them
 
 
 def summarise(cache: CacheManager) -> CacheSummary:
-    """Returns the tree's branches, of those that can come next always the one that most requests hold."""
+    """Returns the tree's branches. Among possible next branches, chooses the one that most requests hold."""
     page_size, looks_left = cache.page_size, MOST_LOOKS
     branches: list[Branch] = []
     coming: list[tuple[int, int, RadixNode, int]] = []  # negative holders, number, node, index of its parent

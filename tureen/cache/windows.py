@@ -1,4 +1,4 @@
-"""Pages of the layers with a sliding window. A sequence gives them back as its tokens move out of the window."""
+"""Pages of the layers with a sliding window. A sequence frees them as its tokens move out of the window."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class LivePages:
 
 
 NO_PAGES = LivePages(0, ())
-"""The pages of a sequence if the model has none. Not to be changed."""
+"""The window pages of a sequence in a model without windows. Never changed."""
 
 
 class WindowPages:
-    """Hands out window pages. A page is free, or held by running sequences, by the node of its tokens, or by both.
+    """Allocates window pages. A page is free, or held by running sequences, by the node of its tokens, or by both.
 
     A node's window page that no running sequence holds is idle. If no page is free, the least recently used idle page
     is taken from its node, which stays in the tree.
@@ -60,12 +60,12 @@ class WindowPages:
         return max(0, num_tokens + 1 - self._window) // self._page_size
 
     def is_enough(self, num_in_row: int, num_pages: int) -> bool:
-        """Returns whether the last `num_in_row` of `num_pages` pages are all those that the next token sees."""
+        """Returns whether the last `num_in_row` of `num_pages` pages include all that the next token sees."""
         return not self.is_used or num_in_row >= num_pages - self.first_seen(num_pages * self._page_size)
 
     def begin(self, nodes: Sequence[WindowHolder], num_tokens: int) -> LivePages:
-        """Returns the window pages that the token after `num_tokens` tokens sees. Acquires those that `nodes` have, the
-        nodes of the first pages; the others are left to `grow`."""
+        """Returns the window pages that the token after `num_tokens` tokens sees. Acquires those that `nodes`, the
+        nodes of the first pages, have; `grow` allocates the others."""
         first = self.first_seen(num_tokens)
         held = [node.window for node in nodes[first:]]
         for node in nodes[first:]:
@@ -74,7 +74,7 @@ class WindowPages:
         return LivePages(first, tuple([-1 if page is None else page.number for page in held]))
 
     def num_missing(self, live: LivePages, num_pages: int) -> int:
-        """Returns how many pages `grow` takes."""
+        """Returns the number of pages that `grow` will take."""
         return live.pages.count(-1) + max(0, num_pages - live.end)
 
     def grow(self, live: LivePages, num_pages: int) -> None:
@@ -99,7 +99,7 @@ class WindowPages:
             live.pages = (*live.pages[:at], node.window.number, *live.pages[at + 1 :])
 
     def slide(self, live: LivePages, nodes: Sequence[WindowHolder], num_tokens: int) -> None:
-        """Gives the pages back that no token after `num_tokens` sees. nodes: those of the sequence's first pages."""
+        """Frees the pages that no token after `num_tokens` sees. nodes: the nodes of the sequence's first pages."""
         first = min(self.first_seen(num_tokens), live.end)
         for index in range(live.first, first):
             self._give_back(live, nodes, index)
@@ -107,20 +107,20 @@ class WindowPages:
             live.first, live.pages = first, live.pages[first - live.first :]
 
     def end(self, live: LivePages, nodes: Sequence[WindowHolder]) -> None:
-        """Gives all pages of a sequence back."""
+        """Frees all pages of a sequence."""
         for index in reversed(range(live.first, live.end)):
             self._give_back(live, nodes, index)
         live.first, live.pages = live.end, ()
 
     def drop(self, node: WindowHolder) -> None:
-        """Takes the node's window page from it, if it has one."""
+        """Removes the node's window page, if it has one."""
         if node.window is not None:
             self.idle.pop(node, None)
             self.pool.give_back(node.window.number)
             node.window = None
 
     def check(self, all_live: Sequence[LivePages], nodes: Sequence[WindowHolder]) -> list[str]:
-        """Verifies the counts against the sequences that run and the nodes of the tree. Returns what is wrong."""
+        """Verifies the counts against the running sequences and the nodes of the tree. Returns the errors."""
         holders = [0] * self.pool.num_pages
         for live in all_live:
             for page in live.pages:

@@ -1,4 +1,4 @@
-"""Keeps the LoRA adapters that are loaded, by name."""
+"""Keeps the loaded LoRA adapters, by name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tureen.errors import Conflict, InvalidRequest, echo, not_loaded
 NO_ADAPTER = 0
 MAX_NAME_CHARS = 256
 PATH_FIELD = "lora_path"
-NO_NAME = "None"  # what clients of MindIE send for the model without an adapter
+NO_NAME = "None"  # MindIE's clients send it for the model without an adapter
 
 
 class Caller(Protocol):
-    """The runner, as far as control operations go through it."""
+    """The part of the runner that executes control operations."""
 
     def call(self, op: str, **args: Any) -> object:
         """Runs the runner's control operation `op` with these arguments; returns its result."""
@@ -24,12 +24,12 @@ class Caller(Protocol):
 class Loaded(NamedTuple):
     """An adapter in memory: its number in the runner, and the folder that it was read from."""
 
-    number: int  # never used again, so that nothing cached for another is taken for its own
+    number: int  # never reused, so nothing cached for another adapter can match it
     path: str
 
 
 class Adapters:
-    """Loads and unloads adapters by name. All that are loaded stay in memory."""
+    """Loads and unloads adapters by name. All loaded adapters stay in memory."""
 
     def __init__(self, runner: Caller, users: Collection[Sequence]) -> None:
         """users: a view of all sequences that have not ended."""
@@ -37,12 +37,12 @@ class Adapters:
         self._users = users
         self._loaded: dict[str, Loaded] = {}
         self._last_number = NO_ADAPTER
-        self.heed: Callable[[str, str], None] | None = None  # hears of each that is loaded: number, path
+        self.heed: Callable[[str, str], None] | None = None  # called with the number and path of each loaded adapter
 
     def load(self, name: str, path: str) -> dict[str, str]:
-        """Loads the adapter in the folder `path` under `name`. Returns all that are loaded then, name -> path.
+        """Loads the adapter in the folder `path` under `name`. Returns all loaded adapters, name -> path.
 
-        Raises InvalidRequest, and changes nothing, when it cannot be loaded.
+        Raises InvalidRequest, and changes nothing, if it cannot be loaded.
         """
         if not (1 <= len(name) <= MAX_NAME_CHARS and name.isprintable()):
             raise InvalidRequest(
@@ -64,7 +64,7 @@ class Adapters:
         return self.paths()
 
     def unload(self, name: str) -> dict[str, str]:
-        """Unloads the adapter of that name. Returns all that are loaded then, name -> path.
+        """Unloads the adapter of that name. Returns all loaded adapters, name -> path.
 
         Raises NotFound for an unknown name, and Conflict while requests use it.
         """

@@ -1,4 +1,4 @@
-"""Requests that use code of their clients: loaded before they run, and what it costs others charged to the client."""
+"""Requests with code of their clients: loads it before they run, and charges its cost for others to the client."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tureen.sandbox.supervisor import Supervisor
 
 
 class ClientCode:
-    """Sequences whose processor is a client's code, from their arrival to their end."""
+    """Sequences with a client's code as processor, from their arrival to their end."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        """No code is taken before `allow`."""
+        """Refuses code until `allow` is called."""
         self._pool: ProcessorPool | None = None
         self.has_helpers = False
         self._scheduler = scheduler
@@ -26,14 +26,14 @@ class ClientCode:
         self.waiting: dict[Sequence, None] = {}  # read from outside, changed here only
 
     def allow(self, pool: ProcessorPool) -> None:
-        """Takes requests that use code from now on; the pool's processes run it."""
+        """Accepts requests with client code from now on; the pool's processes run it."""
         self._pool = pool
         self.has_helpers = True
         self._scheduler.rests = self.rests
 
     @property
     def supervisor(self) -> Supervisor | None:
-        """The supervisor of the processes that run clients' code; None where no code is taken."""
+        """The supervisor of the processes that run clients' code; None if code is refused."""
         return None if self._pool is None else self._pool.supervisor
 
     def share(self, budget: MemoryBudget) -> None:
@@ -43,7 +43,7 @@ class ClientCode:
 
     @contextlib.contextmanager
     def acquired(self, sequence: Sequence) -> Iterator[None]:
-        """Has the sequence's code loaded, if it uses any; gives it up again if the block raises.
+        """Loads the sequence's code, if it has any; releases it if the block raises.
 
         Raises TooManyRequests, Unavailable.
         """
@@ -56,7 +56,7 @@ class ClientCode:
             raise
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Says whether the sequence's code is not loaded yet. Then it waits here, until `take_ready` or `release`."""
+        """Returns whether the sequence must wait here for its code, until `take_ready` or `release`."""
         lease = self._leases.get(sequence)
         if lease is None or (lease.is_settled.is_set() and lease.error is None):
             return False
@@ -64,7 +64,7 @@ class ClientCode:
         return True
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
-        """Returns the sequences that wait no longer: None beside those whose code is loaded, else the error."""
+        """Returns the sequences that need not wait any longer, each with an error or, if its code is loaded, None."""
         done = [sequence for sequence in self.waiting if self._leases[sequence].is_settled.is_set()]
         for sequence in done:
             del self.waiting[sequence]
@@ -74,7 +74,7 @@ class ClientCode:
         ]
 
     def release(self, sequence: Sequence) -> bool:
-        """Gives up the code of a sequence that has ended. Returns whether it still waited for it."""
+        """Releases the code of a sequence that has ended. Returns whether the sequence still waited for it."""
         was_waiting = sequence in self.waiting
         self.waiting.pop(sequence, None)
         lease = self._leases.pop(sequence, None)
@@ -85,7 +85,7 @@ class ClientCode:
     def charge(self, sequences: Iterable[Sequence]) -> None:
         """Charges each client, after a step, for the seconds that other clients' sequences waited for its code.
 
-        sequences: all that have not ended.
+        sequences: all unfinished ones.
         """
         waits = {} if self._pool is None or not self._leases else self._pool.take_waits()
         for client, seconds in waits.items():
@@ -100,7 +100,7 @@ class ClientCode:
                     self._scheduler.queue.order.held_up(own, seconds)
 
     def rests(self, sequence: Sequence) -> bool:
-        """Says whether the sequence sits out a step, because code of its client made others wait."""
+        """Returns whether the sequence skips a step because code of its client delayed others."""
         return (
             self._pool is not None
             and sequence in self._leases

@@ -15,7 +15,7 @@ from tureen.grammar.way_out import way_out
 from tureen.log import get_logger
 
 AWAY = Nearness(False)
-FAR_FROM_END = 64  # tokens to spare from which on no mask is nearer to the end than it would be else
+FAR_FROM_END = 64  # with this many spare tokens, closing changes no mask
 
 log = get_logger("engine")
 
@@ -37,16 +37,16 @@ class Constraint:
         reserve: int = 0,
         unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
-        """`ends`: the tokens that end an output. `field`: the client's name of the constraint. `most`: the tokens
-        within which the output is brought to an end; None: it is not. `reserve`: tokens that an end may take beyond
-        those that the grammar counts. `unenforced`: what the constraint says and the grammar does not keep."""
+        """`ends`: the tokens that end an output. `field`: the client's name of the constraint. `most`: the number of
+        tokens within which the output is closed; None: it is not closed. `reserve`: tokens that a completion may take
+        beyond those that the grammar counts. `unenforced`: the parts of the constraint that the grammar lacks."""
         self.unenforced = unenforced
         self._reserve = reserve
-        self.num_forced = 0  # output tokens that nobody drew
-        self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise
-        self.closes = most is not None  # the output can end, wherever it is, within what is left of its limit
+        self.num_forced = 0  # output tokens that were not drawn
+        self.is_closed_early = False  # the limit of the output restricted its tokens
+        self.closes = most is not None  # from each position, the output can be completed within the rest of its limit
         self._zones = Zones() if most is None or avoids_end else zones_of(most)
-        self._is_near: list[bool] = []  # the end, where the next tokens are drawn
+        self._is_near: list[bool] = []  # whether the end is near, for each of the next tokens
         self._grammar = grammar
         self._ends = ends
         self._avoids_end = avoids_end
@@ -54,13 +54,13 @@ class Constraint:
 
     @property
     def is_accepting(self) -> bool:
-        """Says whether the output may end here. Raises InvalidRequest, RequestFailed."""
+        """Returns whether the output may end here. Raises InvalidRequest, RequestFailed."""
         with following(self._field):
             return self._grammar.is_accepting
 
     @property
     def is_done(self) -> bool:
-        """Says whether the output can only end here. Raises InvalidRequest where that takes too much to tell,
+        """Returns whether the output must end here. Raises InvalidRequest if finding out takes too long,
         RequestFailed."""
         with following(self._field):
             return self._grammar.is_done
@@ -73,7 +73,7 @@ class Constraint:
             return self.closes and self._grammar.is_accepting and not self._grammar.is_free
 
     def fill_mask(self, mask: Mask, left: int) -> Nearness:
-        """Writes which tokens may come next, where `left` may come. Raises GrammarError."""
+        """Fills the mask for the next token, with `left` tokens left. Raises GrammarError."""
         self._grammar.fill_mask(mask)
         nearness = self._restrict(mask, left) if self.closes else AWAY
         if self._avoids_end and self._grammar.is_accepting:
@@ -83,13 +83,13 @@ class Constraint:
         return nearness
 
     def _restrict(self, mask: Mask, left: int) -> Nearness:
-        """Removes the tokens after which the output could not end in time. If a guard forbids all the others, keeps the
-        next token of a completion."""
+        """Removes the tokens after which the output could not be completed in time. If a guard forbids all others,
+        keeps the next token of a completion."""
         if not self._reserve:
             return self._grammar.restrict(mask, left, self._zones)
         most = left - self._reserve
         if most < 1 and self._grammar.is_free:
-            most = 1  # the free text goes on, and begins nothing that must be closed
+            most = 1  # the free text continues, and begins nothing that must be closed
         if self._grammar.cost <= most:
             kept = mask.copy()
             nearness = self._grammar.restrict(kept, most, self._zones)
@@ -102,8 +102,8 @@ class Constraint:
         return Nearness(is_near=True)
 
     def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> Sequence[Ending | None]:
-        """Fills a mask for the next token, and one for the token after each guess, which the grammar follows. Returns
-        what belongs to each. Raises GrammarError."""
+        """Fills a mask for the next token, and one for the token after each guess, which the grammar accepts. Returns
+        the ending of each mask. Raises GrammarError."""
         places = [self.fill_mask(masks[0], left)]
         for number, (mask, token_id) in enumerate(zip(masks[1:], guesses, strict=True), 1):
             self._grammar.accept(token_id)
@@ -114,7 +114,7 @@ class Constraint:
         return [place.ending for place in places]
 
     def look_ahead(self, left: int) -> None:
-        """Do what filling a mask does besides, for a token that was drawn in another engine. Raises InvalidRequest,
+        """Apply the side effects of filling a mask, for a token that another engine drew. Raises InvalidRequest,
         RequestFailed."""
         self._is_near = []
         if not self.closes or self.is_closed_early:
@@ -124,16 +124,15 @@ class Constraint:
                 self._is_near = [self.fill_mask(np.zeros_like(self._ends), left).is_near]
 
     def note_drawn(self) -> None:
-        """The next token was drawn, under the first of the masks that were filled and not noted yet."""
+        """Called when the next token was drawn, with the first filled mask that has no token yet."""
         if self._is_near and self._is_near.pop(0):
             self.is_closed_early = True
 
     def num_followed(self, guesses: Sequence[int]) -> int:
-        """Returns how many of these guesses, from the first on, the grammar allows one after the other. Changes
-        nothing.
+        """Returns the number of guesses, from the first on, that the grammar allows in sequence. Changes nothing.
 
-        A guess counts only where the grammar leaves a choice after it: a token that is forced is not drawn, so nothing
-        could be guessed for it. Raises InvalidRequest, RequestFailed.
+        A guess counts only if the grammar leaves a choice after it. A forced token is not drawn, so no guess can be
+        verified there. Raises InvalidRequest, RequestFailed.
         """
         num_accepted = num_followed = 0
         with following(self._field):
@@ -159,9 +158,9 @@ class Constraint:
             )
 
     def forced(self, left: int) -> list[int]:
-        """The tokens that come next whatever the model says; to be accepted one by one. Near the end of what is left,
-        only as many as leave it time to end: they are not the shortest way to write their text. Raises InvalidRequest,
-        RequestFailed."""
+        """Returns the forced tokens that follow, to be accepted one by one. Near the limit, returns only as many as
+        leave room for a completion, because they may be longer than the shortest tokens of their text. Raises
+        InvalidRequest, RequestFailed."""
         with following(self._field):
             token_ids = self._grammar.forced()
             if self.closes and token_ids:
@@ -171,8 +170,8 @@ class Constraint:
 
 @contextlib.contextmanager
 def following(field: str) -> Iterator[None]:
-    """Turns what a grammar raises into an error of this request: InvalidRequest where it is too complex to follow,
-    RequestFailed for whatever else its library raises. The engine goes on."""
+    """Turns an exception of a grammar into an error of this request: InvalidRequest if the grammar is too complex to
+    follow, RequestFailed for any other exception of its library. The engine continues."""
     try:
         yield
     except GrammarError as error:

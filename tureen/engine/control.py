@@ -1,5 +1,5 @@
-"""Actions of an operator on a running engine: pause it, empty its cache, exchange the model's weights, give its memory
-back for a while."""
+"""Actions of an operator on a running engine: pause it, empty its cache, replace the model's weights, release its
+memory for a while."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tureen.errors import Conflict, InvalidRequest, Unavailable
 RELEASED_RETRY_S = 5
 PARTS = ("kv_cache", "weights")
 MOST_WAITING = 1024
-"""Waiting requests that an overview names."""
+"""Maximum number of waiting requests that an overview names."""
 
 
 class Control:
-    """Says whether the engine is paused, and whether it takes new requests."""
+    """Whether the engine is paused, and whether it accepts new requests."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Control:
         abort: Callable[[str, str], None],
         clear: Callable[[], int],
     ) -> None:
-        """sequences: a view of all that have not ended. abort: ends one, with a reason. clear: forgets all that is
-        cached and not in use; returns the pages freed."""
+        """sequences: a view of all unfinished ones. abort: ends one, with a reason. clear: drops all unused cache
+        entries and returns the number of freed pages."""
         self.is_paused = False
-        self.released: set[str] = set()  # parts of the model whose memory was given back
+        self.released: set[str] = set()  # parts of the model whose memory is released
         self._runner = runner
         self._scheduler = scheduler
         self._sequences = sequences
@@ -63,7 +63,7 @@ class Control:
         }
 
     def check_there(self, parts: Iterable[str] = PARTS) -> None:
-        """Raises Unavailable while the memory of one of these parts of the model is given back."""
+        """Raises Unavailable while the memory of one of these parts of the model is released."""
         missing = self.released.intersection(parts)
         if missing:
             raise Unavailable(
@@ -73,10 +73,10 @@ class Control:
             )
 
     def pause(self, mode: PauseMode) -> int:
-        """Takes no step until `resume`; new requests wait. Returns the number of requests that had not ended.
+        """Stops stepping until `resume`; new requests wait. Returns the number of unfinished requests.
 
-        mode: what happens to running requests. `abort` ends them, `retract` gives their pages back so that they are
-        computed again, `in_place` keeps the pages.
+        mode: what happens to running requests. `abort` ends them, `retract` frees their pages so that they are
+        recomputed, `in_place` keeps the pages.
         """
         num_requests = len(self._sequences)
         self.is_paused = True
@@ -88,11 +88,11 @@ class Control:
         return num_requests
 
     def resume(self) -> None:
-        """Steps again after `pause`; does nothing when there was none."""
+        """Continues stepping after `pause`. Does nothing if the engine is not paused."""
         self.is_paused = False
 
     def hold(self) -> int:
-        """Lets no new sequence begin until `let_go`. Returns how many have begun: they go on until they end."""
+        """Holds back new sequences until `let_go`. Returns the number of sequences that have begun, which continue."""
         self._scheduler.is_held = True
         return 0 if self.is_paused else self._scheduler.num_begun
 
@@ -101,8 +101,8 @@ class Control:
         self._scheduler.is_held = False
 
     def overview(self) -> dict[str, Any]:
-        """Returns what only the engine knows, for an operator to look at: the ids of the first waiting requests, and
-        the prefix cache without its tokens. Its size is bounded."""
+        """Returns an overview for an operator: the ids of the first waiting requests, and the prefix cache without its
+        tokens. Its size is bounded."""
         from tureen.cache.summary import summarise  # noqa: PLC0415 - for servers that somebody looks at
 
         cached = summarise(self._scheduler.cache)
@@ -110,7 +110,7 @@ class Control:
         return {"waiting": waiting, "branches": cached.branches, "num_left_out": cached.num_left_out}
 
     def flush_cache(self) -> int:
-        """Forgets all cached prefixes and gives their memory back to the system. Returns the number of pages freed.
+        """Drops all cached prefixes and returns their memory to the system. Returns the number of freed pages.
 
         Raises InvalidRequest while requests run.
         """
@@ -119,16 +119,17 @@ class Control:
                 f"the cache cannot be flushed while {len(self._scheduler.running)} requests run; wait until they end"
             )
         num_pages = self._clear()
-        self._runner.call("forget")  # nobody who does not run holds a page
+        self._runner.call("forget")  # only running sequences hold pages
         return num_pages
 
     def update_weights(self, **source: Any) -> int:
-        """Computes with other weights from now on. Returns how many paused requests will be computed again with them.
+        """Replaces the weights. Returns the number of paused requests that will be recomputed with the new ones.
 
-        source: where the weights are, as the runner's operation `update_weights` takes it. A request of which hidden
-        states or prompt log-probabilities of the old weights were sent ends: the rest would be another model's.
+        source: the place of the weights, as the runner's operation `update_weights` takes it. If hidden states or
+        prompt log-probabilities of the old weights were already sent, the request ends, because the rest would be of
+        another model.
 
-        Raises Conflict while requests run, InvalidRequest when the weights cannot be loaded: then nothing has changed.
+        Raises Conflict while requests run. Raises InvalidRequest, and changes nothing, if the weights cannot be loaded.
         """
         num_begun = self._scheduler.num_begun
         if num_begun and not self.is_paused:
@@ -143,9 +144,9 @@ class Control:
         return num_begun - len(mixed)
 
     def release_memory(self, tags: list[str]) -> None:
-        """Gives back the memory of these parts of the model: `weights`, `kv_cache`. No request is taken meanwhile.
+        """Releases the memory of these parts of the model: `weights`, `kv_cache`. Refuses requests meanwhile.
 
-        Raises Conflict while requests have not ended.
+        Raises Conflict while there are unfinished requests.
         """
         if self._sequences:
             raise Conflict(
@@ -158,12 +159,12 @@ class Control:
         self.released.update(tags)
 
     def resume_memory(self, tags: list[str]) -> None:
-        """Takes the memory of these parts again. Raises Conflict, and InvalidRequest when the weights cannot be read
-        again."""
+        """Allocates the memory of these parts again. Raises Conflict, and InvalidRequest if the weights cannot be
+        reloaded."""
         self._runner.call("resume_memory", tags=tags)
         self.released.difference_update(tags)
 
     def _ask_runner(self, op: str, *, needs: Iterable[str], **args: object) -> object:
-        """Raises Unavailable while a part that it needs is away."""
+        """Raises Unavailable while a part that it needs is released."""
         self.check_there(needs)
         return self._runner.call(op, **args)

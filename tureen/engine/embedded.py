@@ -1,4 +1,4 @@
-"""Tokens of a prompt that are given as embeddings: a client's own, or what pictures become; and where they are."""
+"""Tokens of a prompt that are given as embeddings, of a client or of pictures, and their positions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from tureen.contract.types import NO_TOKEN, GenerateRequest
 
 
 class Embedded:
-    """The parts of one prompt that the runner needs beside its token ids: embeddings, of text or of pictures."""
+    """The parts of one prompt that the runner needs in addition to its token ids: embeddings of text or pictures."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._given = request.embeds
         self._num_prompt = len(request.token_ids)
         self.media = request.media
-        self.encoded: list[bytes] = []  # of the media, as far as they are encoded
+        self.encoded: list[bytes] = []  # of the media that are encoded so far
         self._places = TokenPlaces(request) if any(item.grid for item in request.media) else None
 
     @property
     def end(self) -> int:
-        """The position after the last token that is given as an embedding; 0 where there is none."""
+        """The position after the last token that is given as an embedding; 0 if there is none."""
         return self._num_prompt if self._given else max(item.start + item.num_tokens for item in self.media)
 
     def between(self, start: int, end: int) -> bytes:
@@ -38,9 +38,9 @@ class Embedded:
         return rows
 
     def step_end(self, start: int, end: int) -> int:
-        """Returns the position at which a step of positions start to end - 1 ends, so that it divides no whole picture.
+        """Returns the end of a step of positions start to end - 1, moved so that the step splits no whole picture.
 
-        It ends before the picture, or after it if it has nothing else.
+        It is before the picture, or after it if the step has nothing else.
         """
         for picture, picture_end in self.pictures(start, end):
             if picture_end > end:
@@ -60,7 +60,7 @@ class Embedded:
 class TokenPlaces:
     """Frames, rows and columns of a sequence's tokens (arXiv:2409.12191, section 2.1).
 
-    Those of text are its position, counted as if each picture had as many tokens as its longer side.
+    All three of a text token are its position, if each picture counts as many tokens as its longer side.
     """
 
     def __init__(self, request: GenerateRequest) -> None:
@@ -88,11 +88,11 @@ class TokenPlaces:
         return places.tobytes()
 
     def _count(self, start: int, end: int, place: int) -> int:
-        """Gives the text from start to end its places, the first of which is `place`; returns the next one."""
+        """Sets the places of the text from start to end, beginning with `place`; returns the next place."""
         self._of_prompt[start:end] = np.arange(place, place + end - start, dtype=np.int32)[:, None]
         return place + end - start
 
 
 def without_digests(token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the token ids with NO_TOKEN in place of the digests that stand for a picture's tokens."""
+    """Returns the token ids with NO_TOKEN in place of the digests of pictures' tokens."""
     return tuple(max(token_id, NO_TOKEN) for token_id in token_ids)

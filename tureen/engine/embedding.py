@@ -1,4 +1,4 @@
-"""The engine of a model that makes embeddings: each request is one text, computed whole and alone."""
+"""The engine of an embedding model: each request is one text, computed in one piece and alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ DONE = FinishReason(type="length", length=0)
 NO_TEXT = "this is an embedding or scoring model, which generates no text; use /v1/embeddings or /v1/rerank"
 
 MAX_FAILED = 8
-"""Number of texts in a row whose computation may fail. After that the device is at fault, and the engine ends."""
+"""Number of consecutive texts whose computation may fail. After that the device counts as broken, and the engine
+ends."""
 
 log = get_logger("engine")
 
 
 class Embedder(Protocol):
-    """A model that makes one vector of a text, or of a pair of texts."""
+    """A model that computes one vector of a text, or of a pair of texts."""
 
     def embed(self, token_ids: Many[int], second_start: int) -> bytes:
         """Returns the vector, float32 as bytes. second_start: as in GenerateRequest. Raises RequestFailed."""
@@ -42,8 +43,8 @@ class Embedder(Protocol):
 class EmbeddingEngine:
     """The engine of an embedding model; it has the methods of `SteppedEngine`. Not thread-safe.
 
-    A step computes as many waiting texts as fit the token budget, so that requests can come and be aborted in between.
-    Texts that are computed when idle have steps of their own, when no others wait.
+    A step computes the waiting texts that fit into the token budget. Between steps, requests can arrive and be aborted.
+    Texts that are computed when idle have separate steps, when no other text waits.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class EmbeddingEngine:
         self._token_budget = token_budget
         rank = priority_first if schedule.by_priority else first_come
         self._queue = WaitingQueue(rank, LeastServedFirst(rank) if schedule.policy == "fair" else QueueOrder())
-        self._waiting: dict[str, Sequence] = {}  # by id, what is in the queue
+        self._waiting: dict[str, Sequence] = {}  # the queue, by id
         self._ended: list[OutputDelta] = []  # that ended between two steps
         self._is_paused = False
         self._num_requests = self._num_steps = self._num_tokens = 0
@@ -71,7 +72,7 @@ class EmbeddingEngine:
 
     @property
     def has_work(self) -> bool:
-        """Says whether a step would do anything."""
+        """Returns whether a step would do anything."""
         return bool(self._ended) or (bool(self._waiting) and not self._is_paused)
 
     @property
@@ -84,7 +85,7 @@ class EmbeddingEngine:
     def prepare(self) -> None: ...
 
     def add(self, request: GenerateRequest) -> None:
-        """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        """Queues a request. Raises InvalidRequest for a request that can never run, Unavailable if too many wait."""
         if request.hidden_states not in ("pooled", "last") or request.max_new_tokens:
             raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
         if request.embeds:
@@ -109,14 +110,14 @@ class EmbeddingEngine:
         self._queue.add(sequence)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
-        """Ends a request now; its delta comes with the next step. Does nothing for an unknown id."""
+        """Ends a request now; the next step returns its delta. Does nothing for an unknown id."""
         sequence = self._waiting.pop(request_id, None)
         if sequence is not None:
             self._queue.remove(sequence)
             self._end(sequence.request, finish.aborted(reason))
 
     def step(self) -> list[OutputDelta]:
-        """Computes the texts whose turn it is, and returns their outputs."""
+        """Computes the next texts, and returns their outputs."""
         budget = 0 if self._is_paused else self._token_budget
         first: Sequence | None = None
         for sequence in self._queue.candidates():
@@ -145,8 +146,8 @@ class EmbeddingEngine:
         return operations[op](**args)
 
     def pause(self, mode: PauseMode) -> int:
-        """Takes no step until `resume`; mode `abort` ends what waits. Returns the number of requests that had not
-        ended."""
+        """Stops stepping until `resume`; mode `abort` ends waiting requests. Returns the number of unfinished
+        requests."""
         num_requests = len(self._waiting)
         self._is_paused = True
         if mode == "abort":
@@ -173,12 +174,12 @@ class EmbeddingEngine:
             vector = self._embedder.embed(request.token_ids, request.second_start)
         except TureenError as error:
             self._end(request, finish.failed(error))
-        except Exception:  # this request fails, the others go on
+        except Exception:  # only this request fails
             log.exception("request %s failed", request.id)
             self._num_failed += 1
             if self._num_failed >= MAX_FAILED:
                 raise
-            self._end(request, finish.failed(RequestFailed("the model failed on this text; other requests go on")))
+            self._end(request, finish.failed(RequestFailed("the model failed on this text; other requests continue")))
         else:
             self._num_failed = 0
             self._num_tokens += len(request.token_ids)

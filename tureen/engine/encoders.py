@@ -1,4 +1,4 @@
-"""Encodes the pictures of waiting requests: a piece at a time, between steps, and each picture once."""
+"""Encodes the pictures of waiting requests, in small pieces between steps, and each picture once."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SHARE = 0.8
 doubles."""
 
 KEPT_BYTES = 256 << 20
-"""Most bytes of embeddings that are cached for requests to come; and most that may wait for their rows to be
+"""Maximum bytes of embeddings that are cached for later requests, and maximum bytes that may wait for their rows to be
 computed."""
 
 MAX_PIXEL_BYTES = 1 << 30
-"""Most bytes of pixels of all requests that have not ended. Requests that show the same picture share its pixels."""
+"""Maximum bytes of pixels of all unfinished requests. Requests that show the same picture share its pixels."""
 
 MAX_EMBEDDING_BYTES = 2 << 30
-"""Most bytes of embeddings of all requests that have not ended. A request keeps its embeddings, because it needs them
-again after a preemption. Requests of a client that show the same picture share them."""
+"""Maximum bytes of embeddings of all unfinished requests. A request keeps its embeddings, because it needs them again
+after a preemption. Requests of a client that show the same picture share them."""
 
 MAX_ENCODE_S = 600.0
 FAILED = RowError("request_failed", "its picture could not be encoded")
@@ -43,7 +43,7 @@ Key = tuple[str, str]
 
 
 class PictureEncoder(Protocol):
-    """A model's vision encoder, as the engine sees it."""
+    """The engine's interface to a model's vision encoder."""
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
         """Yields None after each piece of work, and last the embeddings; see Runner.encode."""
@@ -58,7 +58,7 @@ class Current(NamedTuple):
 
 
 class EncodedSequence(NamedTuple):
-    """A sequence that waits no longer: it has all its embeddings, or `error` says why it never will."""
+    """A sequence that need not wait any longer: it has all its embeddings, or `error` says why it cannot get them."""
 
     sequence: Sequence
     error: RowError | None = None
@@ -67,11 +67,11 @@ class EncodedSequence(NamedTuple):
 class Encoders:
     """Sequences whose pictures are not all encoded yet, and a cache of embeddings of earlier pictures.
 
-    Pictures are encoded one after the other. `rank`, the queue's own order, says which is next.
+    Pictures are encoded one after the other. `rank`, the order of the queue, decides which is next.
     """
 
     def __init__(self, runner: PictureEncoder, rank: Rank, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.num_pictures = 0  # in prompts, as far as there are embeddings for them
+        self.num_pictures = 0  # in prompts whose pictures have embeddings
         self.num_encoded = 0
         self._runner = runner
         self._rank = rank
@@ -85,7 +85,7 @@ class Encoders:
         self._step_began_s = 0.0
 
     def add(self, sequence: Sequence) -> bool:
-        """Returns whether the sequence has all its embeddings already; otherwise it waits here for them."""
+        """Returns whether the sequence already has all its embeddings; otherwise it waits here for them."""
         is_ready = self._complete(sequence)
         if not is_ready:
             self.waiting[sequence] = None
@@ -99,25 +99,25 @@ class Encoders:
             self._current = None if successor is None else self._current._replace(sequence=successor)
 
     def clear(self) -> None:
-        """Forgets the embeddings of earlier pictures."""
+        """Drops the embeddings of earlier pictures."""
         self._kept.clear()
         self._kept_bytes = 0
 
     def begin_step(self) -> None:
-        """Notes the time at which a step begins: the time for encoding is a share of it."""
+        """Records the beginning of a step. The time for encoding is a share of the step's time."""
         if self.waiting:
             self._step_began_s = self._clock()
 
     def may_follow(self, sequence: Sequence) -> bool:
-        """Says whether pictures are encoded behind a step of such sequences: those of requests that run when idle only
-        behind steps of their like."""
+        """Returns whether to encode pictures after a step of these sequences. Pictures of requests that run when idle
+        are encoded only after steps of such requests."""
         return any(sequence.request.when_idle or not waiting.request.when_idle for waiting in self.waiting)
 
     def advance(self, queued: Iterable[Sequence], *, after_step: bool) -> list[EncodedSequence]:
-        """Encodes for as long as the step that has just ended allows; one piece where no step ran.
+        """Encodes for as long as the last step allows, or one piece if no step ran.
 
-        queued: sequences that have all their embeddings and wait to run; nothing is encoded while they hold KEPT_BYTES.
-        Returns the sequences that wait no longer.
+        queued: sequences that have all their embeddings and wait to run. Encodes nothing while they hold KEPT_BYTES.
+        Returns the sequences that need not wait any longer.
         """
         if not self.waiting:
             return []
@@ -137,11 +137,11 @@ class Encoders:
         return ready
 
     def _advance(self) -> list[EncodedSequence]:
-        """Does one piece of work. Returns the sequences that wait no longer because of it."""
+        """Does one piece of work. Returns the sequences that need not wait any longer after it."""
         current = self._current = self._current or self._begin()
         try:
             embeddings = self._take_piece(current)
-        except Exception as error:  # the request fails, the others go on
+        except Exception as error:  # only this request fails
             log.exception("a picture of request %s could not be encoded", current.sequence.request.id)
             self._current = None
             del self.waiting[current.sequence]
@@ -165,11 +165,11 @@ class Encoders:
         return Current((sequence.request.cache_salt, item.digest), sequence, self._pieces(item))
 
     def _pieces(self, item: MediaItem) -> Iterator[bytes | None]:
-        """Encodes a picture piece by piece; an error that `encode` raises at once comes with the first piece."""
+        """Encodes a picture piece by piece. An error of the call to `encode` itself is raised with the first piece."""
         yield from self._runner.encode(item)
 
     def _take_piece(self, current: Current) -> bytes | None:
-        """Raises RequestFailed for what takes for ever, and for what are no numbers."""
+        """Raises RequestFailed if encoding takes too long, and if the embeddings are not finite numbers."""
         embeddings = next(current.pieces)
         if embeddings is None and self._current_s > MAX_ENCODE_S:
             raise RequestFailed(
@@ -181,8 +181,8 @@ class Encoders:
         return embeddings
 
     def _complete(self, sequence: Sequence) -> bool:
-        """Gives a sequence the embeddings it lacks, as far as they are there. Returns whether it has all then; its
-        pixels go."""
+        """Gives a sequence its missing embeddings that exist. Returns whether it then has all of them; if so, drops its
+        pixels."""
         embedded = sequence.embedded
         assert embedded is not None
         for key in _keys(sequence)[len(embedded.encoded) :]:
@@ -207,7 +207,7 @@ class Encoders:
 def share_pixels(request: GenerateRequest, others: Iterable[Sequence], embedding_size: int) -> GenerateRequest:
     """Returns the request with the pixels of other requests that show the same pictures in place of its own.
 
-    embedding_size: numbers that a picture's token is given as. Raises Unavailable when the pixels, or the embeddings,
+    embedding_size: the length of the embedding of a picture's token. Raises Unavailable if the pixels or the embeddings
     of all requests together would take too much memory.
     """
     if not request.media:

@@ -1,7 +1,7 @@
 """The engine: add, abort, step, call. A step is schedule, run, commit.
 
-It knows no tensors and no sockets, and no clocks but that of encoders.py, which shares out time, and that of
-times.py, by which nothing is decided.
+It knows no tensors and no sockets. Its clocks are those of encoders.py, which divides time between steps and pictures,
+of guessing.py, which measures the cost of guesses, and of times.py, which only reports.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ log = get_logger("engine")
 
 
 class EngineLimits(NamedTuple):
-    """Bounds on what the engine takes."""
+    """Limits on requests."""
 
     context_len: int  # tokens of one sequence
-    max_queued: int  # requests that wait, but for those that run when idle
+    max_queued: int  # waiting requests, except those that run when idle
     capacity: Capacity  # of the runner
 
 
@@ -61,7 +61,7 @@ class StepFacts(NamedTuple):
 
 
 class EngineTotals:
-    """Counts since the engine was made."""
+    """Counts since the engine was created."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -129,15 +129,15 @@ class Engine:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._limits = EngineLimits(context_len, max_queued, capacity)
-        self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
+        self._sequences: dict[str, Sequence] = {}  # all unfinished sequences, by request id
         self.adapters = Adapters(runner, self._sequences.values())
-        self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
+        self._ended: list[OutputDelta] = []  # last deltas of sequences that ended between two steps
         self._totals = EngineTotals()
         self.control = Control(runner, self.scheduler, self._sequences.values(), abort=self.abort, clear=self._clear)
 
     @property
     def has_work(self) -> bool:
-        """Says whether a step would do anything."""
+        """Returns whether a step would do anything."""
         return bool(self._ended) or (self._may_step and len(self._sequences) > sum(map(len, self.preparing.unready)))
 
     @property
@@ -147,16 +147,16 @@ class Engine:
 
     @property
     def _may_step(self) -> bool:
-        """Whether sequences that have not ended may go on."""
+        """Whether unfinished sequences may continue."""
         return not self.control.is_paused and (not self.scheduler.is_held or self.scheduler.num_begun > 0)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
-        """Names the helper processes that are being replaced; None where there are no helpers. See Preparing."""
+        """The names of the helper processes that are being replaced; None without helpers. See Preparing."""
         return self.preparing.helpers_down
 
     def add(self, request: GenerateRequest) -> None:
-        """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        """Queues a request. Raises InvalidRequest for a request that can never run, Unavailable if too many wait."""
         if self.control.released:
             self.control.check_there()
         if request.id in self._sequences:
@@ -178,13 +178,13 @@ class Engine:
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
-        """Ends a request now; its last delta comes with the next step. Does nothing for an unknown id."""
+        """Ends a request now; the next step returns its last delta. Does nothing for an unknown id."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queues the requests that need not wait any longer; ends those for which something failed."""
+        """Queues the requests that need not wait any longer, and ends those whose preparation failed."""
         for sequence, error in self.preparing.client_code.take_ready():
             self._line_up(sequence)
             if error is not None:
@@ -204,7 +204,7 @@ class Engine:
         self._ended += self.preparing.restore()
 
     def step(self) -> list[OutputDelta]:
-        """Runs one step; returns the new pieces of outputs. Raises RequestFailed when the runner is broken for good."""
+        """Runs one step; returns the new pieces of outputs. Raises RequestFailed if the runner is broken for good."""
         deltas, self._ended = self._ended, []
         if not self._may_step:
             return deltas
@@ -241,29 +241,28 @@ class Engine:
         return operations[op](**args)
 
     def close(self) -> None:
-        """Gives back what the runner and the compiler hold; nothing may be called afterwards."""
+        """Releases the resources of the runner and the compiler. No method may be called afterwards."""
         self.rows.close()
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
-        saved_s = self.rows.guesser.saved_s if self.rows.guesser is not None else 0.0
-        facts = StepFacts(step_ms, saved_s, self.control.is_paused)
+        facts = StepFacts(step_ms, self.rows.saved_s, self.control.is_paused)
         return self._totals.stats(self.scheduler, self.preparing, facts)
 
     def _clear(self) -> int:
-        """Forgets what is cached and not in use; returns the number of pages freed."""
+        """Drops all unused cache entries; returns the number of freed pages."""
         self.preparing.clear()
         return self.cache.flush()
 
     def _begin(self, sequence: Sequence) -> None:
-        """Lets a sequence line up, or end, once everything that it waited for is there."""
+        """Queues or ends a sequence after everything that it waited for is ready."""
         if sequence not in self.preparing.replays.waiting:
             self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
             self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
-        """Queues a sequence once its client's code is loaded, its pictures are encoded and its kept pages loaded."""
+        """Queues a sequence after its client's code and its stored pages are loaded and its pictures are encoded."""
         if self.preparing.may_queue(sequence):
             self.scheduler.queue.add(sequence)
 
@@ -296,7 +295,7 @@ class Engine:
         return self._delta(sequence)
 
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
-        """Appends what was drawn, up to where the output ends. Raises as `_take_over`."""
+        """Appends the drawn tokens, up to the end of the output. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
             if not sequence.terms.is_plain:
                 sequence.note_drawn(result, index)
@@ -310,21 +309,21 @@ class Engine:
             sequence.take_right_guesses(len(result.token_ids) - 1, index)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
-        """Appends what the grammar leaves no choice about. Returns why the output ends there; None = it goes on."""
+        """Appends the forced tokens. Returns the finish reason if the output then ends, else None."""
         num_forced = sequence.num_forced
         reason = output.forced(sequence, context_len=self._limits.context_len)
         self._totals.forced_tokens += sequence.num_forced - num_forced
         return reason
 
     def _fail(self, sequence: Sequence, error: TureenError) -> OutputDelta:
-        """Ends a request whose output could not be taken over."""
+        """Ends a request with an error of its output."""
         if error.status >= 500:
             log.error("request %s failed: %s", sequence.request.id, error)
         return self._drop(sequence, RowError.of(error))
 
     def _drop(self, sequence: Sequence, error: RowError) -> OutputDelta:
-        """Ends a request whose row failed. What it published is forgotten; after wrong numbers, what it reused too:
-        they may come from any page that it read."""
+        """Ends a request whose row failed, and drops the pages that it published. After non-finite numbers, also drops
+        the pages that it reused, because the numbers may come from any page that it read."""
         assert sequence.table is not None
         distrust_from = 0 if error == NAN_LOGITS else sequence.table.num_matched
         self._forget(sequence, distrust_from=distrust_from)
@@ -344,20 +343,19 @@ class Engine:
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        if self.rows.guesser is not None:
-            self.rows.guesser.ended(sequence)
+        self.rows.ended(sequence)
         if not self.preparing.remove(sequence):
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
 
 
 def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
-    """Counts the pages of a sequence that are cached."""
+    """Returns the number of cached pages of a sequence."""
     return len(cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
 
 def _check_room(num_waiting: int, limit: int) -> None:
-    """Raises Unavailable when the queue is full."""
+    """Raises Unavailable if the queue is full."""
     if num_waiting >= limit:
         raise Unavailable(
             f"{limit} requests are already waiting; try again later, or start the server with a larger "
@@ -367,7 +365,7 @@ def _check_room(num_waiting: int, limit: int) -> None:
 
 
 def _check_length(request: GenerateRequest, limit: int) -> None:
-    """Raises InvalidRequest for a prompt of no tokens, and for more tokens than one sequence can have."""
+    """Raises InvalidRequest for an empty prompt, and for more tokens than one sequence can have."""
     num_prompt = len(request.token_ids)
     if not num_prompt:
         raise InvalidRequest("the prompt is empty; it must have at least one token", field="input_ids")

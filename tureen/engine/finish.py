@@ -9,16 +9,17 @@ from tureen.engine.sequence import Sequence
 from tureen.errors import TryLater, TureenError
 
 REPETITION_DETECTED = "repetition_detected"
-"""The `matched` of an output that repeats itself, in vLLM's words."""
+"""The `matched` of an output that repeats itself, as in vLLM."""
 
 
 def reached(
     sequence: Sequence, *, context_len: int, stop: str | None = None, end_token_id: int | None = None
 ) -> FinishReason | None:
-    """Decides whether the output ends after its newest token. None = it goes on. Raises InvalidRequest, RequestFailed.
+    """Returns the finish reason if the output ends after its newest token, else None. Raises InvalidRequest,
+    RequestFailed.
 
     The reasons, in order of precedence: stop string, end token, length, end of the context, repetition. stop: the stop
-    string that the detokenizer matched. end_token_id: the newest token, if it is one that ends the output and now may.
+    string that the detokenizer matched. end_token_id: the newest token, if it is an end token and may end the output.
     """
     if stop is not None:
         return FinishReason(type="stop", matched=stop, pattern=sequence.detokenizer.stop_pattern)
@@ -34,7 +35,7 @@ def reached(
 
 
 def _repeats(sequence: Sequence, repetition: Repetition) -> bool:
-    """Returns whether the output repeats itself as its request says, and may end."""
+    """Returns whether the output repeats itself as its request defines it, and may end."""
     is_there = repetition.ends(sequence.token_ids, sequence.terms.num_prompt)
     return is_there and sequence.num_output >= sequence.request.params.min_new_tokens
 
@@ -50,12 +51,12 @@ def _is_closed_early(sequence: Sequence) -> bool:
 
 
 def aborted(reason: str) -> FinishReason:
-    """Returns the finish reason of a request that was called off."""
+    """Returns the finish reason of an aborted request."""
     return FinishReason(type="abort", message="Aborted", reason=reason)
 
 
 def failed(error: TureenError) -> FinishReason:
-    """Returns the finish reason of a request that was refused or failed, as its client should see it."""
+    """Returns the finish reason that the client of a refused or failed request gets."""
     return FinishReason(
         type="error",
         message=error.message,
@@ -68,7 +69,7 @@ def failed(error: TureenError) -> FinishReason:
 
 def row_failed(error: RowError) -> FinishReason:
     """Returns the finish reason of a request whose row failed in a step."""
-    message = error.message or f"the model failed on this request ({error.code}); other requests go on"
+    message = error.message or f"the model failed on this request ({error.code}); other requests continue"
     return FinishReason(
         type="error",
         message=message,

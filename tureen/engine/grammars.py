@@ -1,4 +1,4 @@
-"""The grammars of an engine's sequences: compiled in other processes, their masks filled beside the forward pass."""
+"""The grammars of an engine's sequences: compiled in other processes, with masks filled during the forward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tureen.sandbox.supervisor import Supervisor
 
 
 class Grammars:
-    """Sequences whose grammar is not compiled yet, and the masks of those that run."""
+    """Sequences that wait for their grammar, and the masks of running ones."""
 
     def __init__(
         self, compiler: Compiler | None, masks: MaskThread, eos_token_ids: tuple[int, ...], context_len: int
@@ -33,7 +33,8 @@ class Grammars:
         self.waiting: dict[Sequence, Compilation] = {}  # read from outside, changed here only
 
     def add(self, sequence: Sequence, spec: GrammarSpec) -> None:
-        """Has a sequence's grammar compiled; the sequence waits here until `take_ready`. Raises InvalidRequest."""
+        """Requests the compilation of a sequence's grammar; the sequence waits here until `take_ready`. Raises
+        InvalidRequest."""
         if self._compiler is None:
             field = sequence.request.grammar_field
             raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
@@ -41,7 +42,7 @@ class Grammars:
 
     @property
     def supervisor(self) -> Supervisor | None:
-        """The supervisor of the processes that compile; None before there are some."""
+        """The supervisor of the compile processes; None before they start."""
         return None if self._compiler is None else self._compiler.supervisor
 
     def share(self, budget: MemoryBudget) -> None:
@@ -56,7 +57,8 @@ class Grammars:
             self._compiler.release(compilation)
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
-        """Returns the sequences that wait no longer: None beside those that have their constraint, else the error."""
+        """Returns the sequences that need not wait any longer, each with an error or, if it has its constraint,
+        None."""
         if self._compiler is None:
             return []
         self._compiler.poll()
@@ -68,7 +70,7 @@ class Grammars:
         return [(sequence, self._start(sequence, compilation)) for sequence, compilation in done]
 
     def fill_masks(self, sequences: Iterable[Sequence], rows: Iterable[Row]) -> PendingMasks | None:
-        """Begins to fill the masks of the rows that are constrained and draw a token; None where no row does."""
+        """Begins to fill the masks of the constrained rows that draw a token; returns None if there are none."""
         fills, num_masks = {}, {}
         for sequence, row in zip(sequences, rows, strict=True):
             if sequence.constraint is not None and row.sample:
@@ -78,12 +80,12 @@ class Grammars:
         return self._masks.start(fills, num_masks) if fills else None
 
     def clear(self) -> None:
-        """Forgets the compiled grammars that are cached."""
+        """Drops the cached grammars."""
         if self._compiler is not None:
             self._compiler.clear()
 
     def stats(self) -> dict[str, Any]:
-        """Returns the fields of EngineStats that concern grammars."""
+        """Returns the fields of EngineStats about grammars."""
         if self._compiler is None:
             return {}
         totals = self._compiler.stats
@@ -142,8 +144,8 @@ class Grammars:
     def _leave_room(
         self, sequence: Sequence, later: LaterGrammar, compiled: CompiledGrammar, grammar: Grammar
     ) -> RowError | None:
-        """Has an output end where the answer behind it needs the rest of the room. Returns the error where not even one
-        token of it leaves the answer enough."""
+        """Lowers the limit of an output so that the rest is enough for the answer after it. Returns the error if not
+        even one token would leave enough for the answer."""
         if compiled.least is None:
             return None
         field, most = sequence.request.grammar_field, max(0, later.room - 1)
@@ -165,7 +167,7 @@ class Grammars:
 
 
 def _least(compiled: CompiledGrammar, grammar: Grammar, most: int, left: int) -> int:
-    """Returns the least number of tokens of an output; a guarded one may need some more than closing counts."""
+    """Returns the minimum number of tokens of an output. A guarded output may need more than the grammar counts."""
     least = compiled.least or 0
     if not compiled.reserve or left >= least + compiled.reserve:
         return least
@@ -174,7 +176,8 @@ def _least(compiled: CompiledGrammar, grammar: Grammar, most: int, left: int) ->
 
 
 def _fit(sequence: Sequence, least: int, context_len: int) -> RowError | None:
-    """Make its limit large enough for the shortest output, where its client set none. The error where it is not."""
+    """Raise the limit to that of the shortest output, if the client set none. Return the error if the limit is too
+    small."""
     request = sequence.request
     most = context_len - sequence.terms.num_prompt
     needed = f"the shortest output that {request.grammar_field} allows takes {least} tokens"

@@ -1,8 +1,8 @@
 """Guesses the next tokens of a sequence that repeats itself or recent outputs of its client, if that pays.
 
-What followed the last earlier occurrence of its last tokens is the guess (prompt lookup decoding, Saxena 2023). Guesses
-change no token; they cost a step time and save steps: docs/decisions/0144-guesses-that-pay.md. The only clock here
-measures steps, and decides only how many tokens are guessed.
+The guess is the text that followed the previous occurrence of the last tokens (prompt lookup decoding, Saxena 2023).
+Guesses change no token. They cost time in a step and save steps: docs/decisions/0144-guesses-that-pay.md. The clock
+here measures steps, and only decides the number of guessed tokens.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tureen.engine.sequence import Sequence
 
 MOST_GUESSES = 16  # of a sequence in a step
 MARGIN = 1.1
-"""The least gain of a guess over its cost, as a ratio: masks, draws and texts of wrong guesses cost a little too."""
+"""Minimum ratio of a guess's gain to its cost, because masks, draws and texts of wrong guesses also cost a little."""
 FIRST_CHANCES = ((16, 0.8), (6, 0.65), (3, 0.5), (2, 0.3))
-"""The chance that a guess is right before any was verified, by the number of tokens before it that agree."""
-TRUST = 4.0  # verified guesses that weigh as much as the first chance
-FADE = 0.97  # with each drawn token: an output may come to repeat what it did not
+"""The assumed chance that a guess is right, by the number of matching tokens before it, until guesses are verified."""
+TRUST = 4.0  # number of verified guesses that weigh as much as the assumed chance
+FADE = 0.97  # with each drawn token, because an output may begin to repeat itself
 RECENT_OUTPUTS, RECENT_TOKENS = 4, 1024  # of a client: outputs that are kept, and tokens of each
 MAX_CLIENTS = 64  # with recent outputs; those whose last output ended longest ago are dropped
 RATE = 0.1  # of the moving averages of times
 DRIFT = 0.001
-"""The rate at which a cost returns to the first one in plain steps: guesses that cost too much are tried again."""
+"""Rate at which a measured cost returns to the assumed one in plain steps, so that guesses are tried again."""
 FIRST_BASE, FIRST_COST = 0.75, 0.25
-"""A step over n rows takes FIRST_BASE + FIRST_COST * n, relative to one over one row, until guesses were measured."""
+"""Assumed time of a step over n rows, relative to one row, until guesses are measured: FIRST_BASE + FIRST_COST * n."""
 
 
 class Guesses:
@@ -46,29 +46,29 @@ class Guesses:
     def look_up(self, token_ids: list[int], most: int) -> tuple[list[int], int]:
         """Return at most `most` tokens that followed the last occurrence of the end, and how many before them agree."""
         self._history.append(token_ids[len(self._history) - self._num_recent :])
-        found: tuple[list[int], int] = self._history.look_up(most)
-        return found
+        guesses: tuple[list[int], int] = self._history.look_up(most)
+        return guesses
 
     def chance(self, first: float) -> float:
-        """Returns the chance that the next guess is right, if it was `first` before any was verified."""
+        """Returns the estimated chance that the next guess is right. `first`: the assumed chance."""
         return (self._right + TRUST * first) / (self._verified + TRUST)
 
     def verified(self, num_guessed: int, num_right: int) -> None:
-        """Takes in how many of a step's guesses were right. Those after the first wrong one were not verified."""
+        """Records the number of right guesses in a step. Guesses after the first wrong one were not verified."""
         fade = FADE ** (num_right + 1)
         self._verified = self._verified * fade + min(num_right + 1, num_guessed)
         self._right = self._right * fade + num_right
 
 
 class GuessCost(NamedTuple):
-    """Measured times of steps over one number of rows that each draw."""
+    """Measured times of steps with a given number of rows that draw."""
 
     plain_s: float  # without guesses
     cost: float  # of a guess, as a share of plain_s
 
 
 class Guesser:
-    """Makes guesses for an engine's sequences, and learns when they pay."""
+    """Guesses tokens of an engine's sequences, and learns when that pays."""
 
     def __init__(self, kernels: ModuleType, clock: Callable[[], float] = time.perf_counter) -> None:
         self._new_history: Callable[[], Any] = kernels.History
@@ -97,8 +97,7 @@ class Guesser:
         return tuple(tokens[:count])
 
     def run(self, plan: StepPlan, run: Callable[[StepPlan], tuple[RowOutput, ...]]) -> tuple[RowOutput, ...]:
-        """Runs a step. Learns how long it takes, if all its rows draw after one known token, and which guesses were
-        right."""
+        """Runs a step. Records which guesses were right, and its time if all its rows draw after one known token."""
         start_s = self._clock()
         outputs = run(plan)
         if all(row.sample and row.num_known == 1 for row in plan.rows):
@@ -135,7 +134,7 @@ class Guesser:
         bucket, first_cost = _bucket(num_rows), FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows)
         plain_s, cost = self._times.get(bucket, (seconds, first_cost))
         if num_guesses:
-            seen = min(max(0.0, seconds / plain_s - 1) / num_guesses, 1.0)  # more: something else held the step up
+            seen = min(max(0.0, seconds / plain_s - 1) / num_guesses, 1.0)  # more: something else delayed the step
             cost += RATE * (seen - cost)
         else:
             plain_s += RATE * (seconds - plain_s)
@@ -149,5 +148,5 @@ def _space(sequence: Sequence) -> tuple[str, str, str]:
 
 
 def _bucket(num_rows: int) -> int:
-    """Returns the same number for numbers of rows whose steps take about the same time."""
+    """Returns the bucket of a number of rows. Steps of one bucket take about the same time."""
     return num_rows if num_rows <= 16 else 16 * num_rows.bit_length()

@@ -1,5 +1,4 @@
-"""The engine's loop: takes messages, enforces deadlines, steps, publishes. No exception of the engine goes beyond
-it."""
+"""The engine's loop: takes messages, enforces deadlines, steps, publishes. It catches all exceptions of the engine."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ from tureen.log import get_logger
 WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
-"""Seconds between two reports of a paused engine, which show that it does not hang."""
+"""Seconds between two reports of a paused engine, which show that it is alive."""
 PREPARE_S = 0.0003
-"""Seconds between two looks of an idle engine at whether a grammar is compiled."""
+"""Seconds between two checks of an idle engine whether a grammar is compiled."""
 
 HELPERS_S = 0.25
-"""Seconds between two looks of an idle engine at whether a helper process is being replaced."""
+"""Seconds between two checks of an idle engine whether a helper process is being replaced."""
 
 log = get_logger("engine")
 
@@ -77,7 +76,8 @@ class Loop:
     """Drives one engine until Close, or until it fails: then every live request gets an error and EngineFailed is
     published.
 
-    `take(wait_s)` returns the messages that have come in; it waits that long for the first one, None = without a limit.
+    `take(wait_s)` returns the messages that have arrived. It waits at most this long for the first one; None = without
+    a limit.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Loop:
         self._publish = publish
         self._clock = clock
         self._live: dict[str, Deadlines] = {}
-        self._soonest_s = math.inf  # no live request has a limit before
+        self._soonest_s = math.inf  # no live request has an earlier deadline
         self._pace = Pace()
         self._step_ms = 0.0
         self._reported_s = -math.inf
@@ -96,7 +96,7 @@ class Loop:
         self._is_closed = False
 
     def run(self) -> None:
-        """Runs until Close or the engine's failure; raises nothing that the engine raised."""
+        """Runs until Close or the engine's failure. Raises none of the engine's exceptions."""
         try:
             wait_s: float | None = 0.0
             while not self._is_closed:
@@ -110,16 +110,16 @@ class Loop:
             self._engine.close()
 
     def _wait_s(self, helpers_down: tuple[str, ...] | None) -> float | None:
-        """How long an engine without work may wait. A paused one has live requests, whose deadlines go on."""
+        """Seconds that an engine without work may wait. The deadlines of requests in a paused engine still count."""
         if not self._live:
             return None if helpers_down is None else HELPERS_S
         longest_s = PREPARE_S if self._engine.is_preparing else HEARTBEAT_S
         return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
     def _turn(self) -> float | None:
-        """Abort what is late, then one step, published with the engine's figures. Nothing once closed.
+        """Abort late requests, run one step, and publish its deltas and the engine's figures. Do nothing after Close.
 
-        Returns for how many seconds the next turn may wait for a message; None = until there is one.
+        Return the seconds that the next turn may wait for a message; None = until one arrives.
         """
         if self._is_closed:
             return None
@@ -148,9 +148,9 @@ class Loop:
         self._soonest_s = min((limits.soonest_s for limits in self._live.values()), default=math.inf)
 
     def _fail(self, why: str) -> None:
-        """Ends every live request with an error; nothing more is done."""
+        """Ends every live request with an error, and the loop."""
         error = Unavailable("the engine failed while it had this request; send it again", code="engine_dead")
-        self._publish(EngineFailed(why))  # first: who hears of his request's end may ask at once how the engine is
+        self._publish(EngineFailed(why))  # first: a client may ask for the state as soon as its request ends
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
 
     def _handle(self, message: ToEngine) -> None:
@@ -173,12 +173,12 @@ class Loop:
             self._refuse(request.id, error)
         except Exception:
             log.exception("request %s could not be added", request.id)
-            self._refuse(request.id, RequestFailed("the server failed on this request; other requests go on"))
+            self._refuse(request.id, RequestFailed("the server failed on this request; other requests continue"))
 
     def _add(self, request: GenerateRequest, arrived_s: float | None) -> None:
         now = self._clock()
         limits = Deadlines.of(request, now if arrived_s is None else arrived_s)
-        # others' prompts may come later, whenever they came
+        # prompts of other requests may be computed later, whenever they arrived
         before = (
             live
             for live in self._live.values()
@@ -215,7 +215,7 @@ class Loop:
             log.exception("operation %s failed", message.op)
             self._publish(CallResult(message.number, error=finish.failed(RequestFailed("the operation failed"))))
         else:
-            self._report()  # first: who has the answer may look at the figures at once
+            self._report()  # first, because a client may read the figures as soon as it has the answer
             self._publish(CallResult(message.number, value))
 
     def _close(self) -> None:
@@ -230,7 +230,7 @@ class Loop:
         limits = self._live.get(delta.id)
         usage = delta.usage or Usage(0, len(delta.token_ids), 0)
         is_proof = usage.forced_tokens < usage.output_tokens or bool(delta.output_logprobs)
-        num_tokens = len(delta.token_ids) if is_proof else 0  # what is forced from the start need not be computed
+        num_tokens = len(delta.token_ids) if is_proof else 0  # tokens forced from the start prove nothing
         if limits is not None and delta.token_ids and not limits.has_output:
             if is_proof:
                 num_tokens += limits.num_prompt - usage.cached_tokens
@@ -241,7 +241,7 @@ class Loop:
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """The times by which a live request must have its first token, and its last, in seconds of the monotonic clock."""
+    """The deadlines of a live request for its first and its last token, in seconds of the monotonic clock."""
 
     num_prompt: int
     client: str = ""
@@ -272,7 +272,7 @@ class Deadlines(msgspec.Struct, frozen=True):
 class Pace:
     """Measures how fast the engine computes tokens and how often a request ends.
 
-    The speed is that of the best of recent windows, so that estimates made with it are lower bounds.
+    The speed is that of the fastest recent window, so estimates from it are lower bounds.
     """
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ class Pace:
         self._since_tokens_s = 0.0  # time in steps without proved tokens: chunks of a prompt show only at its end
 
     def add(self, seconds: float, num_tokens: int, num_ended: int = 0) -> None:
-        """Notes a step: its seconds, the tokens computed in it, and the requests that ended."""
+        """Records a step: its seconds, its computed tokens, and the number of requests that ended."""
         before_s, before = self._ends.pop()
         self._ends.append((before_s + seconds, before + num_ended))
         if before_s + seconds >= WINDOW_S:
@@ -298,14 +298,14 @@ class Pace:
             self._seconds, self._tokens = 0.0, 0
 
     def seconds_for(self, waiting: Iterable[int]) -> float:
-        """Returns the least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
+        """Returns the minimum time until prompts of these lengths are computed; 0 before anything was measured."""
         num_tokens = sum(waiting)
         if not num_tokens or not self._rates:
             return 0.0
         return max(0.0, num_tokens / max(self._rates) - self._since_tokens_s)
 
     def _expected_s(self) -> float:
-        """Returns the seconds until the next request ends: as it was lately, were one more to end now."""
+        """Returns the estimated seconds until the next request ends, from the recent rate plus one request now."""
         seconds = sum(seconds_each for seconds_each, _ in self._ends)
         return max(1.0, seconds / (1 + sum(count for _, count in self._ends)))
 

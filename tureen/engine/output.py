@@ -1,4 +1,4 @@
-"""Grows a sequence's output, by drawn tokens and by those that its grammar forces, and decides what is sent of it."""
+"""Appends drawn and forced tokens to a sequence's output, and decides which part of it is sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest
 
 NOT_CLOSED = "close_early: this constraint's outputs cannot be completed with the tokens of this model"
-"""Listed among what an output was not held to, where its limit cut it and nothing could end it before."""
+"""Entry in the list of unenforced parts for an output that its limit cut, because it could not be completed."""
 
 
 def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:
-    """Appends one token to the output. Returns why the output ends there; None = it goes on.
+    """Appends one token to the output. Returns the finish reason if the output then ends, else None.
 
     Raises InvalidRequest, RequestFailed.
     """
@@ -38,7 +38,7 @@ def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: boo
 
 
 def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
-    """Appends the tokens that the grammar leaves no choice about. Returns why the output ends there; None = it goes on.
+    """Appends the forced tokens. Returns the finish reason if the output then ends, else None.
 
     Raises InvalidRequest, RequestFailed.
     """
@@ -56,7 +56,7 @@ def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
 
 
 def explained(sequence: Sequence, error: RowError) -> RowError:
-    """Returns a row's error, in the words of the client's field where that left nothing to draw."""
+    """Returns a row's error. If a client's field forbade all tokens, the error names the field."""
     banned = sequence.request.banned
     return error if banned is None or error != NOTHING_TO_DRAW else RowError.of(_nothing_left(banned.field))
 
@@ -77,10 +77,10 @@ def _nothing_left(field: str) -> InvalidRequest:
 
 
 def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None:
-    """Returns the part of the output that may be sent and was not; None where there is none and the output goes on."""
+    """Returns the unsent part of the output that may be sent; None if there is none and the output continues."""
     start = sequence.terms.num_prompt + sequence.sent.num_tokens
     logprobs = () if sequence.asked.scores is None else sequence.asked.scores.take_output()
-    end = None if sequence.asked.scores is None else start + len(logprobs)  # all are sent in order, with their scores
+    end = None if sequence.asked.scores is None else start + len(logprobs)  # sent in order, with their scores
     token_ids = tuple(sequence.token_ids[start:end])
     sequence.sent.num_tokens += len(token_ids)
     if not token_ids and reason is None:
@@ -117,7 +117,7 @@ def _progress(sequence: Sequence) -> OutputDelta | None:
 
 
 def _take_explanations(sequence: Sequence, count: int) -> tuple[Explanation, ...]:
-    """Returns the explanations of the next `count` output tokens, if they were asked for; each once."""
+    """Returns the explanations of the next `count` output tokens, if requested, each once."""
     waiting = sequence.asked.explanations
     if waiting is None:
         return ()
@@ -127,7 +127,7 @@ def _take_explanations(sequence: Sequence, count: int) -> tuple[Explanation, ...
 
 
 def _unenforced(sequence: Sequence, constraint: Constraint, reason: FinishReason) -> tuple[str, ...]:
-    """Returns what the constraint of an output that ends says and the output was not held to."""
+    """Returns the unenforced parts of the constraint of an output that ends."""
     names, request = tuple(map(str, constraint.unenforced)), sequence.request
     was_cut = reason.type == "length" and request.params.close_early and request.max_new_tokens > 0
     return (*names, NOT_CLOSED) if was_cut and not constraint.closes else names

@@ -1,5 +1,4 @@
-"""Sequences between their arrival and the queue: grammars are compiled, code is loaded, outputs replayed, pictures
-encoded."""
+"""Sequences between their arrival and the queue: compiles grammars, loads code, replays outputs, encodes pictures."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Preparing:
-    """Sequences that cannot be queued yet, and what each waits for.
+    """Sequences that cannot be queued yet.
 
-    That is a grammar to be compiled, a client's code to be loaded, an earlier output to be replayed, pictures to be
-    encoded, or pages to be loaded. A sequence waits for one of these at a time.
+    A sequence waits for one thing at a time: its grammar, a client's code, the replay of an earlier output, the
+    embeddings of its pictures, or its stored pages.
     """
 
     def __init__(self, grammars: Grammars, client_code: ClientCode, encoders: Encoders, context_len: int) -> None:
@@ -32,27 +31,27 @@ class Preparing:
         self.encoders = encoders
         self.unready: tuple[Sized, ...] = grammars.waiting, client_code.waiting, self.replays.waiting
         """The sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
-        self.busy: tuple[Sized, ...] = self.unready  # what goes on without a step: `Engine.prepare` looks at it often
-        self.check: Callable[[], None] | None = None  # raises when a process that the runner needs is lost
-        self.restoring: Restoring | None = None  # where pages are kept outside the KV cache
+        self.busy: tuple[Sized, ...] = self.unready  # work without steps: `Engine.prepare` checks it often
+        self.check: Callable[[], None] | None = None  # raises if a process that the runner needs is lost
+        self.restoring: Restoring | None = None  # if pages are stored outside the KV cache
         self._context_len = context_len
 
     def restore_from(self, restoring: Restoring) -> None:
-        """Has pages loaded that are kept outside the KV cache, before their sequence is queued."""
+        """Loads pages from outside the KV cache before their sequence is queued."""
         self.restoring = restoring
         self.unready = (*self.unready, restoring.waiting)
         self.busy = (*self.unready, restoring.loads, restoring.put_off)
 
     @property
     def num_sequences(self) -> int:
-        """The number of all sequences that wait here."""
+        """The number of sequences that wait here."""
         return sum(map(len, self.unready)) + len(self.encoders.waiting)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
-        """Names the helper processes that are being replaced; None where there are no helpers.
+        """The names of the helper processes that are being replaced; None without helpers.
 
-        Raises what `check` raises: without those processes the engine is lost.
+        Raises as `check` does, because without those processes the engine is lost.
         """
         if self.check is not None:
             self.check()
@@ -60,9 +59,9 @@ class Preparing:
         return helpers_down(*supervisors) if any(supervisors) or self.check is not None else None
 
     def begin(self, sequence: Sequence) -> bool:
-        """Takes a sequence that has arrived. Returns whether it can be queued at once.
+        """Prepares a new sequence. Returns whether it can be queued immediately.
 
-        Raises TooManyRequests, Unavailable where its client's code is not taken.
+        Raises TooManyRequests, and Unavailable if its client's code is refused.
         """
         if not sequence.request.processor:
             return self._begin(sequence)
@@ -74,8 +73,8 @@ class Preparing:
         self.replays.add(sequence, self._context_len)
 
     def may_queue(self, sequence: Sequence) -> bool:
-        """Returns whether the client's code is loaded, the pictures are encoded and pages that are kept elsewhere
-        loaded; otherwise the sequence waits here for them."""
+        """Returns whether the client's code and stored pages are loaded and the pictures are encoded. Otherwise the
+        sequence waits here for them."""
         if sequence.request.processor and self.client_code.must_wait(sequence):
             return False
         if sequence.request.media and not self.encoders.add(sequence):
@@ -83,24 +82,24 @@ class Preparing:
         return self.restoring is None or not self.restoring.must_wait(sequence)
 
     def restore(self) -> list[OutputDelta]:
-        """Publishes the pages that are loaded, and queues the sequences that waited for them. Returns the last deltas
-        that were put off until pages were saved, and need not wait any longer."""
+        """Publishes loaded pages, and queues the sequences that waited for them. Returns the last deltas that waited
+        for pages to be saved, and need not wait any longer."""
         if self.restoring is None:
             return []
         self.restoring.advance()
         return self.restoring.take_saved()
 
     def saved_first(self, end: OutputDelta) -> OutputDelta | None:
-        """Returns the last delta of a sequence whose pages are to be saved before anybody hears of its end; None where
-        `restore` returns it later."""
+        """Returns the last delta of a sequence whose pages must be saved before its end is reported; None if `restore`
+        returns it later."""
         if self.restoring is None:
             return end
         self.restoring.put_off.append((end, self.restoring.tier.mark()))
         return None
 
     def encoded(self, queued: Iterable[Sequence], *, after_step: bool) -> Iterator[EncodedSequence]:
-        """Spends some time on pictures, or on pages that all wait for. Yields the sequences that may be queued, with
-        the reason where one failed. See Encoders.advance."""
+        """Spends some time on pictures, or on pages for which all sequences wait. Yields the sequences that may be
+        queued, each with the error if it failed. See Encoders.advance."""
         for encoded in self.encoders.advance(queued, after_step=after_step):
             if encoded.error is not None or self.restoring is None or not self.restoring.must_wait(encoded.sequence):
                 yield encoded
@@ -108,7 +107,7 @@ class Preparing:
             self.restoring.wait()
 
     def remove(self, sequence: Sequence) -> bool:
-        """Forgets a sequence that has ended. Returns whether it was here."""
+        """Removes a sequence that has ended. Returns whether it was here."""
         if sequence.request.processor and self.client_code.release(sequence):
             return True
         for place in (self.grammars, self.replays, self.encoders, self.restoring):
@@ -118,14 +117,14 @@ class Preparing:
         return False
 
     def clear(self) -> None:
-        """Forgets what is cached for requests to come: compiled grammars, embeddings of pictures."""
+        """Drops the caches for later requests: compiled grammars, embeddings of pictures."""
         self.grammars.clear()
         self.encoders.clear()
         if self.restoring is not None:
             self.restoring.clear()
 
     def stats(self) -> dict[str, Any]:
-        """Returns the fields of EngineStats that concern waiting sequences."""
+        """Returns the fields of EngineStats about waiting sequences."""
         return {
             "helpers_down": self.helpers_down or (),
             **(self.grammars.stats() if self.grammars.has_helpers else {}),

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from tureen.engine.sequence import Sequence
 
 WINDOW = 64
-PROMPT_COST = 1  # of a prompt token that had to be computed; counted when its request is admitted
+PROMPT_COST = 1  # of a computed prompt token; counted when its request is admitted
 OUTPUT_COST = 2  # of an output token, as in the paper
-WAIT_COST = 1000  # of a second that others waited for a client's code: about what they could have had in it
+WAIT_COST = 1000  # of a second that others waited for a client's code: about the tokens that they lost
 
 Claimant = tuple[bool, str]
-"""A client, apart for its work that runs when idle: what that was served takes nothing from the client's other work."""
+"""A client, and whether its work runs when idle. The two kinds have separate counters."""
 
 Rank = Callable[[Sequence], tuple[int, ...]]
 
@@ -34,19 +34,18 @@ FIRST_COME = Schedule()
 
 
 def first_come(sequence: Sequence) -> tuple[int, ...]:
-    """Ranks what runs when idle last; else preempted sequences first, then by arrival."""
+    """Ranks sequences that run when idle last. Ranks others by preemption, preempted ones first, then by arrival."""
     return sequence.request.when_idle, not sequence.has_begun, sequence.terms.number
 
 
 def priority_first(sequence: Sequence) -> tuple[int, ...]:
-    """Ranks higher priority first; within one priority as `first_come`."""
+    """Ranks by priority, the highest first, then as `first_come`."""
     request = sequence.request
     return request.when_idle, -request.priority, not sequence.has_begun, sequence.terms.number
 
 
 class QueueOrder:
-    """The order in which the scheduler tries the waiting sequences: as they are ranked, unless a subclass overrides
-    it."""
+    """The order in which the scheduler tries the waiting sequences: by rank, unless a subclass overrides it."""
 
     def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
         """Returns the same sequences in the order in which they are to be tried."""
@@ -59,7 +58,7 @@ class QueueOrder:
         """Called when a sequence runs for the first time."""
 
     def held_up(self, sequence: Sequence, seconds: float) -> None:
-        """Called with the seconds that code of the sequence's client kept others waiting."""
+        """Called with the seconds that others waited for code of the sequence's client."""
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
         """Called when a sequence has sent more tokens of its output."""
@@ -89,14 +88,14 @@ def _window(sequence: Sequence) -> tuple[Any, ...]:
 
 
 class LeastServedFirst(QueueOrder):
-    """Serves first the client, among those that wait, that was served least; a client's own requests come as ranked.
+    """Serves the waiting client that was served least. The requests of one client are in their ranked order.
 
     This is the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., arXiv:2401.00588,
     algorithm 2), weighted by client.
 
-    Priorities and preempted sequences, which were admitted before, come first as ever. While two clients wait, what
-    they are served, over their weights, differs by at most twice the larger of what a prompt and what all that runs at
-    once can cost, as the paper proves. Nobody is held up while there is room.
+    Priorities, and preempted sequences, which were admitted earlier, still have precedence. While two clients wait,
+    their service divided by their weights differs by at most twice the larger of two costs: that of a prompt, and that
+    of all concurrent sequences, as the paper proves. No client waits while there are free places.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -105,7 +104,7 @@ class LeastServedFirst(QueueOrder):
         self._last_admitted: dict[bool, Claimant] = {}  # by whether it runs when idle
 
     def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
-        """Yields the waiting sequences in order. It is lazy: what is admitted meanwhile counts for the rest."""
+        """Yields the waiting sequences in order, lazily: admissions meanwhile change the order of the rest."""
         if len({_claimant(sequence) for sequence in waiting}) < 2:
             yield from waiting
             return
@@ -124,8 +123,8 @@ class LeastServedFirst(QueueOrder):
                 del lines[claimant]
 
     def joined(self, sequence: Sequence, waiting: Many[Sequence]) -> None:
-        """Raises the counter of a client that did not wait to that of the least served: it has no claim to what others
-        got."""
+        """Raises the counter of a client that did not wait to that of the least served one, so that it cannot claim
+        past service."""
         claimant = _claimant(sequence)
         of_its_kind = {other for other in map(_claimant, waiting) if other[0] == claimant[0]}
         others = of_its_kind or {self._last_admitted.get(claimant[0], (claimant[0], ""))}
@@ -172,5 +171,5 @@ class WaitingQueue:
         del self.waiting[bisect_left(self.waiting, self._rank(sequence), key=self._rank)]
 
     def candidates(self) -> Iterable[Sequence]:
-        """Returns all waiting sequences in the order in which to try them; safe against changes of the queue."""
+        """Returns all waiting sequences in the order in which to try them. The queue may change meanwhile."""
         return self.order.arrange(tuple(self.waiting))

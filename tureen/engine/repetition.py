@@ -1,4 +1,4 @@
-"""Finds where an output ends with copies of one pattern of tokens, at the same small cost for each token."""
+"""Detects an output that ends with copies of one pattern of tokens, at a constant cost for each token."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 
 class Repetition:
-    """Looks for `count` copies, one after the other, of a pattern of `shortest` to `longest` tokens."""
+    """Looks for `count` consecutive copies of a pattern of `shortest` to `longest` tokens."""
 
     def __init__(self, shortest: int, longest: int, count: int) -> None:
         self._shortest, self._longest, self._count = shortest, longest, count
-        self._runs: dict[int, int] = {}  # by size, if not 0: last tokens in a row that are as those that far before
+        self._runs: dict[int, int] = {}  # size -> number of last tokens equal to those `size` before; not 0
         self._num_seen = 0  # output tokens
 
     def ends(self, token_ids: Sequence[int], num_prompt: int) -> bool:
-        """Takes in the output tokens that are new. Returns whether the output ends with the copies."""
+        """Adds the new output tokens. Returns whether the output ends with the copies."""
         for place in range(num_prompt + self._num_seen, len(token_ids)):
             token_id, most = token_ids[place], min(self._longest, place - num_prompt)
             self._runs = {

@@ -1,4 +1,4 @@
-"""Replays outputs that another engine began: appends what their clients have of them, some tokens at a time."""
+"""Replays outputs that another engine began: appends the tokens that their clients have, some at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed, TureenError
 
 TOKENS_AT_ONCE = 256
-"""Most tokens that are replayed between two steps: these hold up other requests for no longer than a step does."""
+"""Maximum number of tokens replayed between two steps, which delays other requests no longer than a step does."""
 
 
 class Replays:
-    """Sequences that do not have all of the output yet that another engine sent.
+    """Sequences that do not yet have the whole output that another engine sent.
 
-    After its replay a sequence is in the state of one that was preempted.
+    After its replay a sequence is in the state of a preempted one.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Replays:
         del self.waiting[sequence]
 
     def lacks(self, sequence: Sequence) -> bool:
-        """Says whether the sequence lacks a part of the output that was sent. Then nothing of it may be sent."""
+        """Returns whether the sequence lacks a part of the sent output. Until it has it, nothing may be sent."""
         return sequence in self.waiting or sequence.num_output < len(sequence.request.resumed)
 
     def advance(self) -> list[Sequence]:
-        """Replays up to TOKENS_AT_ONCE tokens, first come first. Returns the sequences that are done.
+        """Replays up to TOKENS_AT_ONCE tokens, in order of arrival. Returns the sequences that are complete.
 
-        One that `ended` with an error is returned too, and still waits here.
+        Also returns a sequence that `ended` with an error, which still waits here.
         """
         done: list[Sequence] = []
         num_left = TOKENS_AT_ONCE
@@ -57,9 +57,9 @@ class Replays:
 
 
 def check(request: GenerateRequest, vocab_size: int) -> None:
-    """Raises RequestFailed where `resumed` cannot be an output of this request."""
+    """Raises RequestFailed if `resumed` cannot be an output of this request."""
     num_resumed = len(request.resumed)
-    is_fixed = request.grammar is None or bool(request.limit_field)  # else it may rise once the grammar is there
+    is_fixed = request.grammar is None or bool(request.limit_field)  # else it may rise when the grammar is compiled
     if num_resumed > request.max_new_tokens and is_fixed:
         raise _not_resumable(f"it has {num_resumed} tokens, at most {request.max_new_tokens} are asked for")
     unknown = next((token_id for token_id in request.resumed if not 0 <= token_id < vocab_size), None)
@@ -70,9 +70,9 @@ def check(request: GenerateRequest, vocab_size: int) -> None:
 
 
 def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
-    """Appends the output that was sent as it came about: drawn tokens, and what the grammar forced after each.
+    """Appends the sent output in its original order: drawn tokens, and the tokens that the grammar forced after each.
 
-    What is forced after the last comes out as it would have. Raises InvalidRequest, RequestFailed.
+    Tokens that are forced after the last one are sent as new. Raises InvalidRequest, RequestFailed.
     """
     resumed = sequence.request.resumed
     sequence.ended = output.forced(sequence, context_len=context_len)

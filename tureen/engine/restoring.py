@@ -1,5 +1,5 @@
-"""Sequences that wait for pages of their prompt which are kept outside the KV cache, and for the state after them. They
-are loaded into the pool; then the prefix cache has them as if they had been computed."""
+"""Sequences that wait for pages of their prompt that are stored outside the KV cache, and for the state after them.
+These are loaded into the pool, and the prefix cache then has them as if they had been computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_S = 0.001
 
 
 class KeptPrefix(NamedTuple):
-    """A prefix that a tier completes. Keys name what the KV cache lacks in the tier."""
+    """A prefix that a tier completes. The keys name, in the tier, the parts that the KV cache lacks."""
 
     num_pages: int
     keys: list[bytes]  # of pages
@@ -27,7 +27,7 @@ class KeptPrefix(NamedTuple):
 
 
 class KeptPart(NamedTuple):
-    """A part of the KV cache that is loaded: its key in the tier, and the number that it gets."""
+    """A part of the KV cache that is loaded: its key in the tier, and its number in the KV cache."""
 
     part: KvPart
     number: int
@@ -37,25 +37,25 @@ class KeptPart(NamedTuple):
 class Load(Protocol):
     """Parts of the KV cache that are being loaded, one after another.
 
-    Once it has ended or is cancelled, the first `num_loaded` of them are there.
+    After its end or its cancellation, the first `num_loaded` of them are loaded.
     """
 
     num_loaded: int
-    lacks_file: bool  # one was damaged or is gone: another look finds less
+    lacks_file: bool  # a part was damaged or is gone: another look-up finds less
 
     def wait(self, seconds: float) -> None:
-        """Waits for its end, at most so long."""
+        """Waits for its end, at most this long."""
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, or will not."""
+        """Whether it has ended, or will never end."""
 
     def cancel(self) -> None:
-        """Loads no more of it, and does not wait for the disk. Nothing is written to its pages any more."""
+        """Stops the load without waiting for the disk. Nothing is written to its pages afterwards."""
 
 
 class Tier(LowerTier, Protocol):
-    """Keeps pages outside the KV cache, and loads them again, beside the engine's thread."""
+    """Stores pages outside the KV cache and loads them again, in other threads than the engine's."""
 
     @property
     def stats(self) -> KvDiskStats: ...
@@ -63,14 +63,14 @@ class Tier(LowerTier, Protocol):
     def find(
         self, namespace: Namespace, nodes: Items[RadixNode], token_ids: Items[int], sizes: range
     ) -> KeptPrefix | None:
-        """Returns the longest prefix of a number of pages in `sizes` that the tier adds to `nodes`, those that the tree
-        has. Together with the KV cache, the tier has all that the token after the prefix needs."""
+        """Returns the longest prefix, with a number of pages in `sizes`, that the tier can add to `nodes`, which the
+        tree has. The KV cache and the tier together have all that the token after the prefix needs."""
 
     def load(self, parts: Items[KeptPart]) -> Load:
-        """Loads parts of the KV cache that no sequence uses until the load ends, up to the first that is not there."""
+        """Loads parts of the KV cache, up to the first missing one. No sequence uses them before the load ends."""
 
     def mark(self) -> Callable[[], bool]:
-        """Returns a function that says whether all that was to be saved so far is saved, or lost."""
+        """Returns a function that returns whether all pages to be saved so far are saved, or lost."""
 
 
 class Restored(NamedTuple):
@@ -88,9 +88,9 @@ class Restored(NamedTuple):
 
 
 class Restoring:
-    """Loads what is found of prompts in a tier. `waiting`: the sequences that wait, each for its load or for one that
-    another has begun. `loads`: those that have not been taken over, also where nobody waits any more. `put_off`: last
-    deltas that wait until pages are saved, each with a function that says so."""
+    """Loads the parts of prompts that a tier has. `waiting`: the waiting sequences, each with its load, which another
+    sequence may have begun. `loads`: loads that are not published yet, also if no sequence waits any more. `put_off`:
+    last deltas that wait until pages are saved, each with the function that returns whether they are."""
 
     def __init__(self, tier: Tier, scheduler: Scheduler) -> None:
         self.tier = tier
@@ -145,9 +145,9 @@ class Restoring:
         return restored
 
     def advance(self) -> None:
-        """Publishes the pages that are loaded, and queues the sequences that waited for them."""
+        """Publishes loaded pages, and queues the sequences that waited for them."""
         for restored in [restored for restored in self.loads if restored.load.is_done]:
-            restored.load.cancel()  # it may wait for a disk that does not answer
+            restored.load.cancel()  # it may wait for a disk that does not respond
             num_tokens = self._finish(restored, restored.load.num_loaded)
             waited = [sequence for sequence, load in self.waiting.items() if load is restored]
             for rank, sequence in enumerate(waited):
@@ -158,25 +158,25 @@ class Restoring:
                     self._scheduler.queue.add(sequence)
 
     def take_saved(self) -> list[OutputDelta]:
-        """Returns the deltas that need not wait any longer."""
+        """Returns the deltas whose wait is over."""
         if not self.put_off:
             return []
-        are_saved = [is_saved() for _, is_saved in self.put_off]  # each is asked once: it may become true meanwhile
+        are_saved = [is_saved() for _, is_saved in self.put_off]  # called once: the result may change meanwhile
         saved = [end for (end, _), is_saved in zip(self.put_off, are_saved, strict=True) if is_saved]
         self.put_off[:] = [each for each, is_saved in zip(self.put_off, are_saved, strict=True) if not is_saved]
         return saved
 
     def wait(self) -> None:
-        """Waits a little for a load, where one holds the pages that all others wait for."""
+        """Waits a little for a load if it holds the pages that all sequences wait for."""
         if self.loads:
             self.loads[0].load.wait(WAIT_S)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended. What it waited for is loaded all the same."""
+        """Removes a sequence that has ended. Its load continues."""
         del self.waiting[sequence]
 
     def clear(self) -> None:
-        """Ends all loads, without their pages, and queues who waited."""
+        """Ends all loads without publishing pages, and queues the waiting sequences."""
         for restored in tuple(self.loads):
             restored.load.cancel()
             self._finish(restored, 0)
@@ -185,7 +185,7 @@ class Restoring:
         self.waiting.clear()
 
     def _finish(self, restored: Restored, num_loaded: int) -> int:
-        """Publishes what is loaded. Returns the number of tokens in the pages among it."""
+        """Publishes the loaded parts. Returns the number of tokens in their pages."""
         table = restored.table
         self.loads.remove(restored)
         num_pages = table.num_matched + max(0, num_loaded - restored.num_others)

@@ -1,4 +1,4 @@
-"""Runs a step's rows; where the runner raises, runs each row by itself, so that only those at fault fail."""
+"""Runs a step's rows. If the runner raises, runs each row alone, so that only faulty rows fail."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RowRunner:
         self.guesser: Guesser | None = None  # runs each step, to measure it
 
     def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
-        """Runs a step. Returns the output of each row. Raises RequestFailed when the runner seems to be broken for
-        good."""
+        """Runs a step. Returns the output of each row. Raises RequestFailed if the runner seems to be permanently
+        broken."""
         try:
             outputs = self._run(plan) if self.guesser is None else self.guesser.run(plan, self._run)
         except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
@@ -50,18 +50,28 @@ class RowRunner:
         all_failed = all(output.error == STEP_FAILED for output in outputs)
         self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
         if self._num_failed_steps >= MAX_FAILED_STEPS and not self._can_compute():
-            raise RequestFailed(f"every row of {MAX_FAILED_STEPS} steps in a row failed", code="engine_dead")
+            raise RequestFailed(f"every row failed in {MAX_FAILED_STEPS} consecutive steps", code="engine_dead")
         return outputs
 
+    @property
+    def saved_s(self) -> float:
+        """The time that guesses saved."""
+        return self.guesser.saved_s if self.guesser is not None else 0.0
+
+    def ended(self, sequence: Sequence) -> None:
+        """Notes that a sequence ended."""
+        if self.guesser is not None:
+            self.guesser.ended(sequence)
+
     def close(self) -> None:
-        """Closes the runner, and the tier of kept pages before it."""
+        """Closes the tier of stored pages, then the runner."""
         if self._cache.tier is not None:
             self._cache.tier.close()
         self._grammars.close()
         self._runner.close()
 
     def _can_compute(self) -> bool:
-        """Says whether the runner can compute a token that no client sent; True where there is no page to try it on."""
+        """Returns whether the runner can compute a token of our own; True if no page is free for this test."""
         table = self._cache.open(("", ""), [], 1, headroom=0, first_step=1, is_public=False)
         if table is None:
             return True
@@ -72,7 +82,7 @@ class RowRunner:
             row = Row(0, (0,), start=0, pages=table.pages, sample=False, state_to=state, window_pages=window_pages)
             self._runner.submit(Batch((row,))).result()
         except Exception:
-            log.exception("the runner fails on everything")
+            log.exception("the runner fails for every row")
             return False
         finally:
             self._cache.close(table)
@@ -86,19 +96,19 @@ class RowRunner:
             outputs = self._runner.submit(Batch(tuple(plan.rows), tuple(plan.new_slots)), masks).result().rows
         finally:
             if masks is not None:
-                masks.wait()  # no grammar may change under the thread that reads it
+                masks.wait()  # no grammar may change while the thread reads it
         return outputs if masks is None else _explained(outputs, plan, masks)
 
     def _run_alone(self, sequence: Sequence, row: Row, new_slots: list[SlotState]) -> RowOutput:
         try:
             return self._run(StepPlan([sequence], [row], new_slots))[0]
-        except Exception:  # this row's request fails, the others go on
+        except Exception:  # only the request of this row fails
             log.exception("request %s failed", sequence.request.id)
             return RowOutput(error=STEP_FAILED)
 
 
 def _explained(outputs: tuple[RowOutput, ...], plan: StepPlan, masks: PendingMasks) -> tuple[RowOutput, ...]:
-    """Returns the same outputs, with the reason in place of those whose mask could not be computed."""
+    """Returns the outputs, with an error in place of each whose mask could not be computed."""
     if not masks.failures:
         return outputs
     return tuple(

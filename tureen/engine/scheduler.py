@@ -1,4 +1,4 @@
-"""Decides which sequences run in a step, and how many of their tokens: admit, advance, preempt."""
+"""Decides which sequences run in a step, and with how many tokens: admits, advances and preempts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tureen.engine.states import StateKeeper
 from tureen.errors import TureenError
 
 RESUME_HEADROOM = 64
-"""Tokens for which every running sequence must have room before a preempted one comes back."""
+"""Number of tokens for which every running sequence must have pages before a preempted one is admitted again."""
 
 
 Drafter = Callable[[Sequence, int, int], tuple[int, ...]]
@@ -24,7 +24,7 @@ of rows draw. Guesses change no output, only the speed."""
 
 
 class StepPlan(NamedTuple):
-    """A step's sequences, the row of each at the same index, and what begins in the slots that were just taken."""
+    """A step's sequences, the row of each at the same index, and the states of newly taken slots."""
 
     sequences: list[Sequence]
     rows: list[Row]
@@ -36,11 +36,11 @@ class Scheduler:
 
     A step computes a picture that layers see whole at once, even if it exceeds the budget.
 
-    Sequences that run when idle have only the steps in which no other can run, and give slots and pages up to others.
+    Sequences that run when idle get only the steps in which no other can run, and give up slots and pages to others.
 
-    What limits a sequence are tokens (the budget), slots and pages. Pages for all its known tokens are taken at
-    admission, one more at each page boundary. When none is left and none can be evicted, the last running sequence is
-    preempted. The first one never is, unless it is alone, and alone every sequence fits: that is progress.
+    Tokens (the budget), slots and pages limit a sequence. It takes pages for all its known tokens at admission, and one
+    more at each page boundary. If no page is free and none can be evicted, the last running sequence is preempted. The
+    first one is never preempted unless it is alone, and every sequence fits alone. So the engine always progresses.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Scheduler:
     ) -> None:
         self.queue = queue
         self.running: list[Sequence] = []
-        self.is_held = False  # nobody begins; who has begun goes on
+        self.is_held = False  # no new sequence begins; running ones continue
         self.num_preemptions = 0
         self.num_guesses = 0  # in planned rows; of those ...
         self.num_right_guesses = 0  # ... were drawn
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
-        self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
-        self.drafter: Drafter | None = None  # whose guesses steps verify; None: each draws one token a sequence
+        self.rests: Callable[[Sequence], bool] | None = None  # whether a sequence skips a step
+        self.drafter: Drafter | None = None  # None: a step draws one token a sequence
         self.cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
@@ -74,17 +74,17 @@ class Scheduler:
 
     @property
     def num_begun(self) -> int:
-        """The number of sequences that run, or ran before they were preempted."""
+        """The number of running and preempted sequences."""
         return len(self.running) + sum(sequence.has_begun for sequence in self.queue.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
-        """The number of known tokens of all sequences that are not computed yet: the work before a new sequence."""
+        """The number of known but uncomputed tokens of all sequences: the work ahead of a new sequence."""
         known = (*self.running, *self.queue.waiting)
         return sum(sequence.num_tokens - sequence.num_computed for sequence in known)
 
     def schedule(self) -> StepPlan:
-        """Plans the next step. The plan has no rows only when nothing waits or runs."""
+        """Plans the next step. The plan has no rows only if no sequence waits or runs."""
         plan = StepPlan([], [], [])
         self._fill(plan, when_idle=False)
         if not plan.rows:
@@ -103,7 +103,7 @@ class Scheduler:
         for sequence in running:
             if sequence in resting:
                 continue
-            if budget <= 0 or sequence.table is None:  # preempted by one before it: so are all behind it
+            if budget <= 0 or sequence.table is None:  # preempted by an earlier one, and so are all later ones
                 break
             num_tokens = sequence.step_tokens(sequence.num_computed, budget)
             end = sequence.num_computed + num_tokens
@@ -116,7 +116,7 @@ class Scheduler:
             self._admit(plan, budget, when_idle=when_idle)
 
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
-        """Spends what is left of the budget on guesses. Nobody is preempted for them."""
+        """Spends the rest of the budget on guesses. Preempts no sequence for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
         num_rows = sum(row.sample for row in plan.rows)
         budget = min(budget, len(self.running) + len(self._free_slots) + SPARE_DRAWS - num_rows)
@@ -132,20 +132,20 @@ class Scheduler:
                 sequence.counts.guessed += len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        """Takes out a sequence that has ended, wherever it is. See CacheManager.close for `distrust_from`."""
+        """Removes a sequence that has ended. See CacheManager.close for `distrust_from`."""
         if sequence.table is None:
             self.queue.remove(sequence)
         else:
             self._stop_running(sequence, distrust_from=distrust_from)
 
     def preempt_all(self) -> None:
-        """Makes every running sequence give its pages back and wait."""
+        """Preempts every running sequence."""
         for sequence in reversed(tuple(self.running)):
             self._preempt(sequence)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Grows the table of a running sequence, preempting from the end. Returns False when that took the sequence
-        itself."""
+        """Grows the table of a running sequence, preempting others from the end. Returns False if the sequence itself
+        was preempted."""
         while sequence.table is not None:
             if self.cache.grow(sequence.table, num_tokens):
                 return True
@@ -199,12 +199,12 @@ class Scheduler:
         return bool(self._free_slots) or (not when_idle and self._runs_when_idle())
 
     def _runs_when_idle(self) -> bool:
-        """Says whether a sequence runs that would give its place to others; it is the last of those that run."""
+        """Returns whether a sequence that runs when idle is running; it is the last of the running ones."""
         return bool(self.running) and self.running[-1].request.when_idle
 
     def _open(self, sequence: Sequence, nodes: list[RadixNode], budget: int) -> PageTable | None:
-        """Takes pages for a waiting sequence, from those that run when idle if it is not one of them. Returns None when
-        there is no room."""
+        """Takes pages for a waiting sequence, also from sequences that run when idle if it is not one of them. Returns
+        None if too few pages are available."""
         headroom = self._headroom(sequence)
         first_step = budget
         if sequence.embedded is not None:
@@ -227,10 +227,10 @@ class Scheduler:
             self._preempt(self.running[-1])
 
     def _headroom(self, sequence: Sequence) -> int:
-        """Returns the pages that must stay available after an admission; 0 when nobody runs but those who would give
-        way, so that nobody is held up.
+        """Returns the number of pages that must stay available after an admission. It is 0 if only sequences that run
+        when idle are running, so that no sequence is held back for them.
 
-        A preempted sequence waits for more room than a new one: otherwise it would be preempted again at once.
+        A preempted sequence needs more available pages than a new one. Otherwise it would soon be preempted again.
         """
         running = [other for other in self.running if sequence.request.when_idle or not other.request.when_idle]
         if not running:
@@ -241,17 +241,17 @@ class Scheduler:
         return len(running) + 1
 
     def _find_leader(self, sequence: Sequence, nodes: list[RadixNode], last: int) -> tuple[PageTable, int] | None:
-        """Returns a running sequence's table that is about to get the very next page this one needs, and how many pages
-        they share, at most `last`."""
+        """Returns the table of a running sequence that will soon have the next page that this one needs, and the number
+        of pages that they share, at most `last`."""
         size, index = self.cache.page_size, len(nodes)
-        if index >= last or self.cache.has_states:  # it could not use pages without a saved state
+        if index >= last or self.cache.has_states:  # it could not use the pages without a saved state
             return None
         tail = nodes[-1] if nodes else None
         page = sequence.token_ids[index * size : (index + 1) * size]
         for other in self.running:
             table = other.table
             if other.request.when_idle and not sequence.request.when_idle:
-                continue  # it may rest for long
+                continue  # it may skip many steps
             if table is None or not table.is_public or len(table.nodes) != index:
                 continue
             if table.namespace != sequence.namespace or (table.nodes[-1] if table.nodes else None) is not tail:
@@ -269,12 +269,12 @@ class Scheduler:
         sequence.num_computed = table.num_matched * self.cache.page_size
         if not sequence.has_begun:
             sequence.has_begun = True
-            # forced tokens may be cached, too
+            # forced tokens may also be cached
             sequence.counts.cached = min(sequence.num_computed, sequence.terms.num_prompt)
             self.num_prompt_tokens += sequence.terms.num_prompt
             self.num_cached_tokens += sequence.counts.cached
             self.queue.order.admitted(sequence)
-        insort(self.running, sequence, key=self._running_rank)  # behind those of the same rank
+        insort(self.running, sequence, key=self._running_rank)  # after those of the same rank
 
     def _running_rank(self, sequence: Sequence) -> tuple[bool, int]:
         request = sequence.request
@@ -282,7 +282,8 @@ class Scheduler:
 
 
 def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the guesses that the sequence's grammar follows; none where it fails: the next mask will say why."""
+    """Returns the guesses that the sequence's grammar allows; none if it fails, because the next mask reports the
+    error."""
     if sequence.constraint is None:
         return guesses
     try:
@@ -292,7 +293,7 @@ def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _num_common_pages(first: list[int], other: list[int], size: int, known: int, last: int) -> int:
-    """Returns how many full pages two token lists share from the start; `known` of them surely, `last` at most."""
+    """Returns the number of full pages that two token lists share from the start: at least `known`, at most `last`."""
     while known < last and first[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
         known += 1
     return known

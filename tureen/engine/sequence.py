@@ -29,12 +29,13 @@ class SequenceTerms(NamedTuple):
     num_prompt: int
     max_tokens: int  # prompt and output
     end_token_ids: frozenset[int]
-    is_plain: bool  # nothing comes out but tokens and text
+    is_plain: bool  # the request wants only tokens and text
     adapter: int  # its number; 0 = none
 
 
 class Asked(NamedTuple):
-    """Queues of the outputs that a request asked for besides tokens and text, and an end; None where it did not."""
+    """Queues of the outputs that a request wants in addition to tokens and text, and how it ends; None if not
+    wanted."""
 
     scores: ScoreQueue | None
     hidden: HiddenStateQueue | None
@@ -44,18 +45,18 @@ class Asked(NamedTuple):
 
 
 class SentOutput:
-    """How much of an output its client has."""
+    """The amount of an output that its client has."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
-        self.text_ends: list[int] = []  # of each output token, where its text ends, while somebody may ask
+        self.text_ends: list[int] = []  # end of the text of each output token, while it may be needed
 
 
 class SequenceCounts:
     """Counts of a sequence for its client's usage."""
 
     def __init__(self, cached: int) -> None:
-        self.cached = cached  # prompt tokens found in the prefix cache when it first ran
+        self.cached = cached  # prompt tokens that the prefix cache had when it first ran
         self.loaded = 0  # of these, loaded from outside the KV cache
         self.preemptions = 0
         self.guessed = 0  # tokens that were guessed before they were drawn; of those ...
@@ -65,9 +66,9 @@ class SequenceCounts:
 class Sequence:
     """A request's growing token list. It waits (`table` is None) or runs; changed by Engine and Scheduler only.
 
-    There are no phases: a step computes some of the tokens from `num_computed` on, and where it reaches the last one it
-    draws the next. A preempted sequence starts again at 0 with the output it has. Tokens that its grammar forces are
-    appended without being drawn; the next step computes them together.
+    There are no phases: a step computes some tokens from `num_computed` on, and draws the next token if it reaches the
+    last one. A preempted sequence starts again at 0 with its output so far. Tokens that its grammar forces are appended
+    without being drawn; the next step computes them together.
     """
 
     def __init__(
@@ -84,19 +85,19 @@ class Sequence:
         self.embedded = Embedded(request) if request.embeds or request.media else None
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
-        self.has_begun = bool(request.resumed)  # it runs, or ran before, here or in another engine
+        self.has_begun = bool(request.resumed)  # it runs, or ran earlier, here or in another engine
         self.counts = SequenceCounts(request.resumed_cached)
         self.slot = -1
         self.table: PageTable | None = None
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published this number of pages
-        self.constraint: Constraint | None = None  # there once its grammar is compiled
-        self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
+        self.constraint: Constraint | None = None  # set when its grammar is compiled
+        self.ended: FinishReason | None = None  # the output is complete, but may not be fully computed
         self.sent = SentOutput(len(request.resumed))
         self.asked = _asked(request)
 
     @property
     def namespace(self) -> Namespace:
-        """The salt and the adapter: prefixes are shared only with sequences of the same."""
+        """The salt and the adapter. Only sequences with the same ones share prefixes."""
         return self.request.cache_salt, str(self.terms.adapter) if self.terms.adapter else ""
 
     @property
@@ -105,17 +106,17 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """The number of tokens behind the prompt."""
+        """The number of tokens after the prompt."""
         return len(self.token_ids) - self.terms.num_prompt
 
     @property
     def num_left(self) -> int:
-        """How many more tokens its output may have."""
+        """The number of further tokens that its output may have."""
         return self.terms.max_tokens - len(self.token_ids)
 
     @property
     def is_following(self) -> bool:
-        """Says whether the sequence waits for pages that a running one computes and will publish."""
+        """Returns whether the sequence waits for pages that a running one computes and will publish."""
         if self.leader is None:
             return False
         table, num_pages = self.leader
@@ -123,17 +124,17 @@ class Sequence:
 
     @property
     def is_accepted(self) -> bool:
-        """Says whether the sequence has a grammar and its output may end here."""
+        """Returns whether the sequence has a grammar and its output may end here."""
         return self.constraint is not None and self.constraint.is_accepting
 
     @property
     def num_needed(self) -> int:
-        """The number of tokens that must be computed: of a complete output all but the last, which nothing follows."""
+        """The number of tokens that must be computed: all except the last token of a complete output."""
         return len(self.token_ids) - 1 if self.ended and self.num_output else len(self.token_ids)
 
     @property
     def needs_run(self) -> bool:
-        """Says whether something is still to be drawn, scored or returned."""
+        """Returns whether something is still to be drawn, scored or returned."""
         if self.ended is None:
             return True
         has_scores = self.asked.scores is not None and self.asked.scores.first_needed is not None
@@ -141,7 +142,7 @@ class Sequence:
 
     @property
     def max_reused(self) -> int:
-        """The most tokens whose K/V may come from the cache; logits are needed from there on."""
+        """Maximum number of tokens whose K/V may come from the cache; logits are needed from there on."""
         firsts = [self.num_needed - 1]
         if self.asked.scores is not None and self.asked.scores.first_needed is not None:
             firsts.append(self.asked.scores.first_needed)
@@ -156,14 +157,14 @@ class Sequence:
 
     @property
     def text_end(self) -> int | None:
-        """The end of the text of the tokens that were sent, if others wait for their log-probabilities; else None."""
+        """The end of the text of the sent tokens, if others wait for their log-probabilities; else None."""
         if self.asked.scores is None or self.sent.num_tokens == self.num_output:
             return None
         return self.sent.text_ends[self.sent.num_tokens - 1] if self.sent.num_tokens else 0
 
     @property
     def usage(self) -> Usage:
-        """Returns the token counts of the output that is, or may be, sent. Forced tokens that wait for their
+        """Returns the token counts of the output that was or may be sent. Forced tokens that wait for their
         log-probabilities do not count."""
         num_output, num_held = len(self.token_ids) - self.terms.num_prompt, 0
         if self.asked.scores is not None:
@@ -187,7 +188,7 @@ class Sequence:
         return (end if self.embedded is None else self.embedded.step_end(start, end)) - start
 
     def takes_guesses(self, row: Row) -> bool:
-        """Says whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
+        """Returns whether guesses may follow the row's tokens: it samples, and returns nothing but tokens."""
         return row.sample and not (row.embeds or row.score_targets or row.hidden_from is not None)
 
     def row(self, num_tokens: int, guesses: tuple[int, ...] = ()) -> Row:
@@ -242,7 +243,7 @@ class Sequence:
         )
 
     def slot_state(self) -> SlotState:
-        """Returns all that the sampler needs to start, or to go on after a preemption."""
+        """Returns the state that the sampler needs to start, or to continue after a preemption."""
         return SlotState(
             slot=self.slot,
             params=self.request.params,
@@ -258,7 +259,7 @@ class Sequence:
         )
 
     def note_drawn(self, output: RowOutput, index: int) -> None:
-        """Takes what the request asked for about a drawn token that is going to be appended: the one at `index`."""
+        """Takes the requested outputs about the drawn token at `index`, before it is appended."""
         if self.asked.scores is not None and output.logprobs:
             self.asked.scores.add_drawn(output.logprobs[index])
         if self.asked.explanations is not None:
@@ -276,19 +277,19 @@ class Sequence:
         self.token_ids.append(token_id)
 
     def start_again(self) -> bool:
-        """Computes the sequence from its first token on, because the weights have changed.
+        """Recomputes the sequence from its first token, because the weights have changed.
 
-        Returns False where its client has something that the old weights computed of its prompt.
+        Returns False if its client already has something that the old weights computed from its prompt.
         """
         return all(queue.start_again() for queue in (self.asked.scores, self.asked.hidden) if queue is not None)
 
     def take_right_guesses(self, num_right: int, num_appended: int) -> None:
-        """Takes over the guesses that were drawn, which are computed; those after the output's end do not count."""
+        """Records right guesses as computed; those after the output's end do not count."""
         self.num_computed = min(self.num_computed + num_right, self.num_needed)
         self.counts.guessed_right += num_appended
 
     def advance(self, row: Row, output: RowOutput) -> None:
-        """Takes over what a step computed, except the drawn tokens."""
+        """Records the results of a step, except the drawn tokens."""
         self.num_computed += row.num_known
         if self.asked.times is not None:
             self.asked.times.end_step(row.num_known, has_drawn=row.sample)

@@ -11,11 +11,11 @@ from tureen.contract.runner import Capacity, Row
 from tureen.engine.sequence import Sequence
 
 SAVE_EVERY = 2048
-"""Tokens of a prompt between two saved states, at least."""
+"""Minimum number of prompt tokens between two saved states."""
 
 
 def make_cache(capacity: Capacity, *, prefix_cache: bool) -> CacheManager:
-    """Makes the books of a runner's pages and saved states. The first states belong to slots and to a test step."""
+    """Makes the accounts of a runner's pages and saved states. The first states belong to slots and to a test step."""
     size = capacity.page_size
     saved = range(2 * capacity.max_rows + 1, capacity.num_states) if capacity.num_states else None
     windows = WindowPages(capacity.num_window_pages, size, capacity.window)
@@ -23,7 +23,7 @@ def make_cache(capacity: Capacity, *, prefix_cache: bool) -> CacheManager:
 
 
 class OwnState:
-    """The states of a running sequence: the one after its last computed token, and those that its row saves."""
+    """The states of a running sequence: the state after its last computed token, and the states that its row saves."""
 
     def __init__(self, number: int, shared_end: int) -> None:
         self.number = number  # -1: nothing is computed
@@ -33,11 +33,11 @@ class OwnState:
 
 
 class StateKeeper:
-    """Adds states to rows, and files those that rows save in the prefix cache.
+    """Adds states to rows, and puts the states that rows save into the prefix cache.
 
-    A sequence writes the two states of its slot in turn, so a step that fails can run again. A state is saved at the
-    last page border of a prompt, where the next turn of a conversation may go on; at the last one so far of its output;
-    where the prompt leaves pages that another sequence computed; and on the way through a long prompt.
+    A sequence writes the two states of its slot in turn, so a failed step can run again. States are saved at the last
+    page border of a prompt, from which the next turn of a conversation may continue; at the last one so far of its
+    output; where the prompt diverges from pages that another sequence computed; and at intervals in a long prompt.
     """
 
     def __init__(self, cache: CacheManager) -> None:
@@ -53,13 +53,13 @@ class StateKeeper:
             self._own[sequence] = OwnState(-1 if state is None else state.number, shared_end)
 
     def end(self, sequence: Sequence) -> None:
-        """Called when a sequence gives its slot back."""
+        """Called when a sequence frees its slot."""
         own = self._own.pop(sequence, None)
         if own is not None:
             self._give_back(own)
 
     def take(self) -> int | None:
-        """Takes the number of a state to be written that no running sequence begins with. None: all are in use."""
+        """Takes the number of a state to write, which no running sequence begins with. None: all are in use."""
         return self._cache.states.take({own.number for own in self._own.values()})
 
     def with_states(self, sequence: Sequence, row: Row) -> Row:
@@ -78,7 +78,7 @@ class StateKeeper:
         return msgspec.structs.replace(row, state_from=own.number, state_to=state_to, state_saves=saves)
 
     def computed(self, sequence: Sequence, row: Row) -> None:
-        """Called when a row's results are in and its pages are published."""
+        """Called after a row's results have arrived and its pages are published."""
         own = self._own.get(sequence)
         if own is None or sequence.table is None:
             return

@@ -1,4 +1,4 @@
-"""Notes when steps compute tokens of a request that is traced. Nothing is decided by these times."""
+"""Records when steps compute tokens of a traced request. No decision depends on these times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from tureen.contract.types import StepTimes, Timeline
 
 MOST_STEPS = 32
-"""Steps of one request that are noted one by one; the others are counted."""
+"""Maximum number of steps of one request that are recorded individually; the others are counted."""
 
 
 class RequestTimes:
@@ -22,15 +22,15 @@ class RequestTimes:
         self._steps: list[StepTimes] = []
 
     def note_compiled(self) -> None:
-        """Notes that the request's grammar is there."""
+        """Records that the request's grammar is ready."""
         self._compiled_ns = time.time_ns()
 
     def begin_step(self) -> None:
-        """Notes that a step is planned with tokens of the request."""
+        """Records that a step with tokens of the request is planned."""
         self._step_ns = time.time_ns()
 
     def end_step(self, num_tokens: int, *, has_drawn: bool) -> None:
-        """Notes how many tokens of the request the step computed."""
+        """Records the number of tokens of the request that the step computed."""
         ended_ns = time.time_ns()
         self._num_steps += 1
         if has_drawn and not self._drawn_ns:

@@ -68,7 +68,7 @@ log = get_logger("http")
 
 
 def fitting(state: ServerState, entries: list[Entry]) -> list[Entry]:
-    """Returns the routes that a model has, of those of all APIs: one that only makes embeddings refuses to generate."""
+    """Returns the routes of all APIs that fit a model. An embedding model gets routes that refuse to generate."""
     if state.context.info.kind == "generator":
         return entries
     return [_without_text(entry, state) if _needs_text(entry) else entry for entry in entries]
@@ -82,10 +82,10 @@ def build_app(
     media: MediaLoader | None = None,
     arrange: Callable[[ServerState, list[Entry]], list[Entry]] = fitting,
 ) -> Starlette:
-    """Builds the application over an engine client that is ready. Its ServerState is `app.state.server`.
+    """Builds the application for an engine client that is ready. Its ServerState is `app.state.server`.
 
-    `media`: None for models that take text only. `arrange`: makes the application's routes of those of all APIs. Raises
-    StartupError for settings that do not fit the model.
+    `media`: None for models that accept only text. `arrange`: turns the routes of all APIs into those of the
+    application. Raises StartupError for settings that do not fit the model.
     """
     state = _make_state(client, tokenizer, config, media)
 
@@ -130,7 +130,7 @@ def _make_state(client: EngineClient, tokenizer: Tokenizer, config: Config, medi
     context = make_context(tokenizer, client.info, config, media)
     state = ServerState(client, context, Metrics(client.info.model_name), media)
     if config.sessions_db is not None:
-        keeping = importlib.import_module("tureen.requests.session_keeping")  # SQLite, where sessions are kept only
+        keeping = importlib.import_module("tureen.requests.session_keeping")  # imports SQLite
         state.lifecycle.services.append(keeping.SessionKeeper(state))
     return state
 
@@ -154,7 +154,7 @@ def _needs_text(entry: Entry) -> bool:
 
 
 def _without_text(entry: Entry, state: ServerState) -> Entry:
-    """Replaces a route that generates by one that refuses: the model generates no text."""
+    """Replaces a route that generates text with one that refuses, because the model generates no text."""
 
     async def refuse(_: Request) -> Response:
         check_kind(state.context.info, "generator")
@@ -171,16 +171,16 @@ async def _tureen_error(request: Request, error: Exception) -> Response:
 
 
 async def _too_deep(request: Request, _: Exception) -> Response:
-    """Answers a body whose nesting was too deep for code after the JSON decoder, which has its own limit."""
+    """Answers a body that is nested too deeply for code after the JSON decoder, which has its own limit."""
     return error_response_for(InvalidRequest("the body is nested too deeply", code="invalid_json"), request.scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """Answers Starlette's errors: no such route, or not this method."""
+    """Answers Starlette's errors: an unknown route, or a method that the route does not have."""
     assert isinstance(error, HTTPException)
     shorter = without_slashes(request.scope)
     if error.status_code == 404 and shorter is not None and find_route(shorter) is not None:
-        query = f"?{request.url.query}" if request.url.query else ""  # redirected as by servers made with FastAPI
+        query = f"?{request.url.query}" if request.url.query else ""  # redirects as FastAPI's servers do
         return Response(status_code=307, headers={"location": quote(shorter["path"]) + query})
     answer = unknown_routes.error_for(request.scope, request.app.routes, error.status_code)
     response = error_response_for(answer, request.scope)

@@ -1,4 +1,4 @@
-"""Serves `/compat`: for each API, which fields are honoured, refused or differ; derived from the dialects."""
+"""Serves `/compat`: which fields of each API are honoured, refused or different, derived from the dialects."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ def compat_routes() -> list[CompatRoute]:
 
 
 def rows_of(route: CompatRoute) -> Iterator[FieldVerdict]:
-    """Yields the verdict on each field: first those that are declared, then those that have no effect, then those
-    that are refused."""
+    """Yields the verdict on each field: first declared fields, then fields without effect, then refused fields."""
     for part in route.parts:
         front = f"{part.name}." if part.name else ""
         for field in msgspec.structs.fields(part.struct):
@@ -88,7 +87,7 @@ def rows_of(route: CompatRoute) -> Iterator[FieldVerdict]:
 
 
 def _meaning(kind: Any) -> str:
-    """Returns the description that a declared type carries; "" without one."""
+    """Returns the description of a declared type; "" if it has none."""
     metas = [meta for meta in get_args(kind)[1:] if isinstance(meta, msgspec.Meta)]
     return next((meta.description for meta in metas if meta.description), "")
 
@@ -107,12 +106,12 @@ def _as_json() -> Response:
 
 
 def _other_fields(route: CompatRoute) -> Standing:
-    """Returns what becomes of fields that no list has."""
+    """Returns what happens to fields that are in no list."""
     return "reported" if route.parts[0].table.tells_unknown else "refused"
 
 
 def _prose(text: str) -> str:
-    """Return a text as HTML; `code` in it as Markdown has it."""
+    """Return a text as HTML, with Markdown's `code` in it."""
     return CODE.sub(r"<code>\1</code>", html.escape(text))
 
 

@@ -1,4 +1,4 @@
-"""Serves `/generate`, a path that several dialects share: the field that has the prompt tells a body's dialect."""
+"""Serves `/generate`, a path that several dialects share: the field with the prompt selects the dialect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tureen.requests.state import ServerState
 
 
 def prompt_fields() -> dict[str, GenerateForm]:
-    """Returns the fields that may have the prompt, each with its dialect's form."""
+    """Returns the fields that may hold the prompt, each with its dialect's form."""
     forms = [dialect.generate for dialect in dialects() if dialect.generate is not None]
     return {name: form for form in forms for name in form.prompt_fields}
 

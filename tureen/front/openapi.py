@@ -1,4 +1,4 @@
-"""Serves the OpenAPI document, made of the routes and the structs of their bodies, and the page that shows it.
+"""Serves the OpenAPI document, made from the routes and the structs of their bodies, and the page that shows it.
 
 Source: OpenAPI Specification 3.1, https://spec.openapis.org/oas/v3.1.0
 """
@@ -32,7 +32,7 @@ OUR_FIELD_TYPES: FieldTypes = {
     (SamplingParams, "stop"): str | Stops,
     (SamplingParams, "stop_regex"): str | Stops,
 }
-"""Types to document for fields that are decoded more loosely than they are read; dialects have more
+"""Types to document for fields whose declared type is looser than what is accepted; dialects have more
 (`Dialect.field_types`)."""
 
 ERROR = {
@@ -79,7 +79,7 @@ Keys are sent as `Authorization: Bearer KEY`; a server that was started without 
 
 
 def all_field_types() -> dict[tuple[type[msgspec.Struct], str], Any]:
-    """Returns (struct, field) -> the type to document, ours and the dialects'."""
+    """Returns (struct, field) -> the type to document, those above and the dialects'."""
     return {
         key: kind
         for table in (OUR_FIELD_TYPES, *(dialect.field_types for dialect in dialects()))
@@ -170,7 +170,7 @@ def _operation(entry: Entry, docs: Docs, method: str) -> Schema:
 
 
 def _fields_of(struct: type[msgspec.Struct]) -> Schema:
-    """Returns the JSON schema of a struct without structs inside."""
+    """Returns the JSON schema of a struct that contains no structs."""
     _, schemas = msgspec.json.schema_components([struct])
     schema: Schema = schemas[_name(struct)]
     return schema
@@ -209,7 +209,7 @@ def _schemas(bodies: Iterable[type[msgspec.Struct]], field_types: FieldTypes) ->
         own[alias] = own[name] | {"description": f"The same as {name}."}
         own[alias].pop(GROUP, None)
     for schema in schemas.values():
-        first_paragraph = schema.get("description", "").partition("\n\n")[0]  # what follows in a docstring is for us
+        first_paragraph = schema.get("description", "").partition("\n\n")[0]  # the rest is for developers
         schema["description"] = " ".join(first_paragraph.split())
         required = schema.get("required", ())
         for name, property_schema in schema.get("properties", {}).items():
@@ -220,8 +220,8 @@ def _schemas(bodies: Iterable[type[msgspec.Struct]], field_types: FieldTypes) ->
 
 
 def _set_other_fields(schemas: dict[str, Schema]) -> None:
-    """Says of each object what fields it may have that nobody knows: any where they are told, else null, which is
-    "not sent"."""
+    """Sets which unknown fields each object may have: any if they are reported, else only null, which means "not
+    sent"."""
     parts = [part for route in compat_routes() for part in route.parts]
     left = [_name(part.struct) for part in parts if part.table.tells_unknown]
     closed = {_name(part.struct) for part in parts if not part.table.tells_unknown}
@@ -237,7 +237,7 @@ def _set_other_fields(schemas: dict[str, Schema]) -> None:
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Returns the schema of a field that may be left out: it may be null too."""
+    """Returns the schema of an optional field, which may also be null."""
     about = {key: schema[key] for key in ABOUT_FIELD if key in schema}
     kind = {key: value for key, value in schema.items() if key not in about}
     if not kind or {"type": "null"} in kind.get("anyOf", ()):

@@ -1,4 +1,4 @@
-"""Makes HTML pages that need nothing from elsewhere: style and script are inside. Serves the one of `/status`."""
+"""Makes self-contained HTML pages, with style and script inside. Serves the page of `/status`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tureen.http.dialect import Docs, Entry
 from tureen.requests.state import ServerState
 
 PAGES = {"": "Playground", "status": "Status", "docs": "API", "compat": "Compatibility"}
-"""The pages that the bar of each of them links, by their routes."""
+"""Route -> title of the pages that the bar of each page links."""
 
 
 class BrowserEntry(Entry):
-    """A route for browsers. A client that does not ask for HTML gets what another route of the same path answers."""
+    """A route for browsers. Another route with the same path answers clients that do not ask for HTML."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and b"text/html" in dict(scope["headers"]).get(b"accept", b""):
@@ -32,7 +32,7 @@ class BrowserEntry(Entry):
 
 
 def routes(_: ServerState) -> list[Entry]:
-    """Returns the page of `/status`. It is open and holds no figure: what its script asks for needs a key."""
+    """Returns the page of `/status`. It needs no key and holds no figure; the requests of its script need a key."""
     script = "".join(map(asset, ("tips.js", "plots.js", "status.js")))
 
     async def status(_: Request) -> Response:
@@ -51,10 +51,10 @@ def asset(name: str, folder: str = "pages") -> str:
 
 
 def page(path: str, body: str, script: str = "", style: str = "") -> Response:
-    """Returns the page of the route `path` around `body`: HTML that begins with what the header has after the bar,
-    up to `</header>`. The page's Content-Security-Policy allows no other style or script.
+    """Returns the page of the route `path`. Its Content-Security-Policy allows no other style or script.
 
-    `style`: rules of this page, which follow those of all pages.
+    `body`: HTML that begins with the rest of the header, up to `</header>`. `style`: rules of this page, which follow
+    those of all pages.
     """
     style = asset("shared.css", "playground") + asset("style.css") + style
     script += asset("theme.js", "playground")
@@ -75,8 +75,8 @@ def page(path: str, body: str, script: str = "", style: str = "") -> Response:
 
 
 def compressed(request: Request, content: bytes, media_type: str, headers: Mapping[str, str]) -> Response:
-    """Returns an answer of `content`, compressed if the client takes gzip. `content` is the same for all requests, for
-    it is compressed once and kept."""
+    """Returns an answer with `content`, compressed if the client accepts gzip. `content` must be the same for all
+    requests, because it is compressed once and kept."""
     if not _takes_gzip(request.headers.get("accept-encoding", "")):
         return Response(content, media_type=media_type, headers=headers)
     return Response(_gzipped(content), media_type=media_type, headers={**headers, "content-encoding": "gzip"})
@@ -92,7 +92,7 @@ _gzipped = lru_cache(maxsize=64)(gzip.compress)
 
 
 def _bar(path: str, icon: str) -> str:
-    """Returns the bar of the page of a route: icon, links to all pages, and the button of the colours."""
+    """Returns the bar of a page: icon, links to all pages, and the button that switches colours."""
     links = "".join(
         f'<a href="{route or "./"}"{" aria-current=page" if route == path else ""}>{name}</a>'
         for route, name in PAGES.items()

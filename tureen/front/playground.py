@@ -1,4 +1,4 @@
-"""Serves the playground: its page at `/`, to browsers, and the page's files below `/playground/`, as they are."""
+"""Serves the playground: its page at `/` for browsers, and the page's files, unchanged, below `/playground/`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tureen.requests.state import ServerState
 
 FOLDER = "playground"
 KINDS = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
-"""The files that are served; others in the folder are not."""
+"""The files that are served; other files in the folder are not."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,7 +25,7 @@ POLICY = (
 
 
 def routes(_: ServerState) -> list[Entry]:
-    """Returns the route of the page and the one of its files."""
+    """Returns the routes of the page and of its files."""
 
     async def index(request: Request) -> Response:
         return _answer(request, "index.html", {"vary": "accept, accept-encoding"})
@@ -65,7 +65,7 @@ def _suffix(name: str) -> str:
 
 
 def _answer(request: Request, name: str, more: dict[str, Any]) -> Response:
-    """Returns a file; or that the browser has it, which asks each time, so that an upgrade is seen at once."""
+    """Returns a file, or 304 if the browser has it. Browsers ask each time, so an upgrade is visible immediately."""
     content, tag = _read(name)
     headers = {
         "content-security-policy": POLICY,

@@ -1,4 +1,4 @@
-"""Joins the routes of dialects that have the same path: a field of the body says whose route answers it."""
+"""Joins routes of dialects with the same path: a field of the body selects the route."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tureen.http.dialect import Entry
 
 
 def share(entries: list[Entry]) -> list[Entry]:
-    """Return the routes with those that declare `fields` joined to the route that has their path to itself.
+    """Return the routes, with each that declares `fields` joined to the route of its path that declares none.
 
     Raises ValueError for a route with `fields` whose path has no other route.
     """
@@ -30,7 +30,7 @@ def _join(host: Entry, guests: list[Entry]) -> None:
     answer_others = host.endpoint
     looked_at = sorted({name for guest in guests for name in guest.fields})
     looked = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in looked_at]
-    decoder = msgspec.json.Decoder(msgspec.defstruct("Looked", looked))  # no objects of other fields, however many
+    decoder = msgspec.json.Decoder(msgspec.defstruct("Looked", looked))  # makes no objects for other fields
 
     async def answer(request: Request) -> Any:
         sent = _sent_of(await request.body(), decoder)
@@ -50,7 +50,7 @@ def _join(host: Entry, guests: list[Entry]) -> None:
 
 
 def _sent_of(body: bytes, decoder: msgspec.json.Decoder[Any]) -> set[str]:
-    """Return the names of those fields of a JSON object that the decoder looks at and that are not null; none for
+    """Return the names of the decoder's fields that a JSON object has and that are not null. Return an empty set for
     anything else, which the host's route refuses."""
     try:
         fields = msgspec.structs.asdict(decoder.decode(body))

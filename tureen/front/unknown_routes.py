@@ -1,4 +1,4 @@
-"""Answers requests for routes that the server does not have: what is meant, why it is not here, what to use."""
+"""Answers requests for unknown routes: what the client may mean, why it is not here, what to use instead."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NOT_HERE = {
         ("/init_weight_transfer", "/areal_update_weights", "/areal_init_weights_update_group"), SEND_WEIGHTS
     ),
 }
-"""Routes of other servers that this one does not have, and all below them -> why, and what to use."""
+"""Routes of other servers that are not supported, with all paths below them -> the reason, and what to use instead."""
 
 NEAR = 0.8
-"""Similarity of two paths, by difflib, from which one is suggested for the other."""
+"""Minimum similarity of two paths (difflib) at which one is suggested for the other."""
 
-MAX_CHARS = 100  # of a path that is compared
+MAX_CHARS = 100  # of a path that is compared with known ones
 
 
 def unknown_route(method: str, path: str, routes: Iterable[BaseRoute]) -> NotFound:
@@ -53,10 +53,10 @@ def unknown_route(method: str, path: str, routes: Iterable[BaseRoute]) -> NotFou
 
 
 def error_for(scope: Scope, routes: list[BaseRoute], status: int) -> TureenError:
-    """Return the error for a request that no route takes. `status`: 404, or 405 if a route has this path.
+    """Return the error for a request that no route accepts. `status`: 404, or 405 if a route has this path.
 
-    A POST to something below a name, such as `/v1/responses/compact`, is a route that is not here: the routes whose
-    path it has take it for an id.
+    A POST below a collection, such as `/v1/responses/compact`, is treated as an unknown route, although a route with an
+    id in its path matches it.
     """
     method, path = scope["method"], scope["path"]
     if (b"upgrade", b"websocket") in [(name, value.lower()) for name, value in scope["headers"]]:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 LOOK_S = 1.0
-"""Seconds between two looks at the clock. When more than twice as many have passed, the process did not run, and only
-twice as many count."""
+"""Seconds between two readings of the clock. If more than twice this time has passed, the process did not run
+meanwhile, and only twice this time counts."""
 
 
 class AwakeTimer:
-    """Calls `late` once when `seconds` have passed in which this process could run, unless it is cancelled."""
+    """Calls `late` once after `seconds` in which this process could run, unless it is cancelled."""
 
     def __init__(self, seconds: float, late: Callable[[], None]) -> None:
         self.passed_s = 0.0

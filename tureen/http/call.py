@@ -25,8 +25,8 @@ SCOPE_KEY = "tureen.call"
 
 @dataclass
 class ClientCall:
-    """The facts about one HTTP request that the gate (middleware.py) finds out and others need. It is kept in the ASGI
-    scope."""
+    """The facts about one HTTP request that the gate (middleware.py) determines and other code needs. It is stored in
+    the ASGI scope."""
 
     request_id: str = ""
     client_name: str = ""  # of its API key, else of its TLS certificate; "" = anonymous
@@ -34,21 +34,21 @@ class ClientCall:
     admin_refusal: TureenError | None = None  # error for an action that needs the admin key; None = it may act
     render_error: Callable[[TureenError], Response] = error_response  # writes errors in the form of the called API
     send_part: Send | None = None
-    """Sends the parts of a stream directly, past middleware that only looks at the head of an answer."""
+    """Sends the parts of a stream directly, bypassing middleware that reads only the head of an answer."""
     has_client_left: bool = False
     is_elsewhere: bool = False  # another front answers it
     refusal_status: int = 0  # status by which the connection refused the rest of the request; 0 = it did not
-    answered_by: ServerState | None = None  # the model, where there are several and it named one
+    answered_by: ServerState | None = None  # the model that the request named, if the server has several
     work: ClientWork | None = None  # None: the route's use is not limited or counted
     trace: RequestTrace | None = None  # None: it is not recorded
     telling: Telling = field(default_factory=Telling)  # its fields that have no effect
 
     def sent_by(self, send: Send) -> ClientCall:
-        """Returns a copy of the call whose stream is sent by `send`; both share their work and what is told."""
+        """Returns a copy of the call whose stream is sent by `send`; both share their work and their ignored fields."""
         return replace(self, send_part=send)
 
     def client_id(self, scope: Scope) -> ClientId:
-        """Returns the identity of the client: its name, without one its IP address."""
+        """Returns the identity of the client: its name, or its IP address if it has none."""
         if self.client_name:
             return "name", self.client_name
         return "address", scope["client"][0] if scope["client"] else ""
@@ -60,7 +60,7 @@ class ClientCall:
 
 
 def call_of(scope: Scope) -> ClientCall:
-    """Returns the call of an ASGI scope; creates it at first."""
+    """Returns the call of an ASGI scope. The first caller creates it."""
     call: ClientCall = scope.setdefault(SCOPE_KEY, ClientCall())
     return call
 

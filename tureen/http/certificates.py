@@ -23,7 +23,7 @@ OTHER_BLOCK = re.compile(rb"-----BEGIN (?!X509 CRL-----)")
 
 @contextlib.contextmanager
 def _fault(flag: str, path: str, problem: str) -> Iterator[None]:
-    """Turns errors of parsers inside the block into a StartupError: their own messages say little to an operator.
+    """Turns parser errors inside the block into a StartupError, because their own messages do not help an operator.
 
     `problem`: what is wrong with the file `path` of `flag`.
     """
@@ -36,12 +36,12 @@ def _fault(flag: str, path: str, problem: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(content: bytes) -> Iterator[str]:
-    """Gives a file name for content that was read and checked, for a library that takes only names. It names a copy in
-    memory, because the original may have been replaced since."""
+    """Yields a file name for content that was read and checked, for a library that accepts only names. The name is that
+    of a copy in memory, because the original may have been replaced since."""
     if not hasattr(os, "memfd_create"):
         import tempfile  # noqa: PLC0415 - Linux never needs it
 
-        with tempfile.NamedTemporaryFile() as file:  # nobody else may read it
+        with tempfile.NamedTemporaryFile() as file:  # no other user may read it
             file.write(content)
             file.flush()
             yield file.name
@@ -57,7 +57,7 @@ def load_own(
 ) -> None:
     """Loads a certificate chain and its private key into `context`. Raises StartupError naming flag and file.
 
-    `flags`: what the flags that name the files begin with, as in `--tls-cert`.
+    `flags`: the beginning of the flags that name the files, such as `--tls` of `--tls-cert`.
     """
     cert_flag, key_flag = f"{flags}-cert", f"{flags}-key"
     cert, key = read_file(cert_flag, cert_path), read_secret(key_flag, key_path)
@@ -72,7 +72,7 @@ def load_own(
         raise StartupError(
             f"{key_flag} {key_path}: it is not the key of the first certificate in {cert_flag} {cert_path}"
         )
-    problem = f"TLS does not take it with {key_flag} {key_path}"
+    problem = f"TLS does not accept it with {key_flag} {key_path}"
     with _fault(cert_flag, cert_path, problem), _named(cert) as cert_name, _named(key) as key_name:
         # the password is a callback, or OpenSSL would ask for it on the terminal
         context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")
@@ -116,21 +116,21 @@ def load_authorities(context: ssl.SSLContext, path: str, flag: str = "--tls-ca")
     """
     authorities = _certificates(flag, path, read_file(flag, path))
     pem = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
-    with _fault(flag, path, "TLS does not take it"):
+    with _fault(flag, path, "TLS does not accept it"):
         context.load_verify_locations(cadata=pem.decode())
     return authorities
 
 
 def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.Certificate]) -> None:
-    """Loads revocation lists into `context`. Every certificate between a client's and the root is looked up, so each CA
-    in `authorities` needs a list, which it must have signed.
+    """Loads revocation lists into `context`. OpenSSL looks up every certificate from the client's to the root, so each
+    CA in `authorities` needs a list that it has signed.
 
     Raises StartupError.
     """
     content = read_file("--tls-crl", path)
     if OTHER_BLOCK.search(content):
         # a certificate in it would become a trusted CA
-        raise StartupError(f"--tls-crl {path}: it holds something else than revocation lists")
+        raise StartupError(f"--tls-crl {path}: it contains something other than revocation lists")
     with _fault("--tls-crl", path, "it has no valid PEM revocation list"):
         lists = [x509.load_pem_x509_crl(block) for block in CRL_BLOCK.findall(content)]
     if not lists:
@@ -143,7 +143,7 @@ def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.
         if not any(_has_signed(authority, crl) for crl in lists):
             name = authority.subject.rfc4514_string()
             raise StartupError(f"--tls-crl {path}: it has no list of the CA {name!r}, so its clients would be refused")
-    with _fault("--tls-crl", path, "TLS does not take it"), _named(content) as name:
+    with _fault("--tls-crl", path, "TLS does not accept it"), _named(content) as name:
         context.load_verify_locations(cafile=name)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
 

@@ -1,4 +1,4 @@
-"""Shared by the chat APIs' answers: follow one output, end its stream, read the arguments of a tool call."""
+"""Helpers for answers of the chat APIs: follow one output, end its stream, parse the arguments of a tool call."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ABORTED = "aborted"
 ChatRun = Run | BudgetedRun | BudgetedRuns
 CLOSERS = {"{": "}", "[": "]"}
 MAX_ENDS = 3
-"""How many of the last places at which JSON may end are tried: behind the last one there may be a key without a
-value, then the one before it is right."""
+"""Number of places, counted from the end, at which cut JSON is tried. If a key without a value follows the last
+place, the one before it is right."""
 
 
 async def prepare_chat(chat: Chat, request: Request, state: ServerState) -> Plan:
@@ -74,7 +74,7 @@ def check_complete(output: Output) -> None:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Parses the arguments of a tool call; of a call that was cut short, as much as is complete."""
+    """Parses the arguments of a tool call. Of a call that was cut off, returns the complete part."""
     for end, closers in [(len(text), ""), *_possible_ends(text)]:
         with contextlib.suppress(msgspec.DecodeError):
             value = msgspec.json.decode(text[:end] + closers)

@@ -1,5 +1,5 @@
-"""Extends uvicorn's HTTP/1.1 connection: limits on all bytes and times, the client's name of its TLS certificate,
-errors in our form.
+"""Extends uvicorn's HTTP/1.1 connection: limits on all bytes and times, the client's name from its TLS certificate,
+errors in our own form.
 
 Source: RFC 9110 (HTTP semantics), RFC 9112 (HTTP/1.1).
 """
@@ -31,20 +31,21 @@ from tureen.http.listener import UNIX
 from tureen.http.tls import subject_name
 
 MAX_FRAMING_BYTES = 64 << 10
-"""Most bytes of a request that are no body: request line, headers, chunk sizes and extensions, trailers."""
+"""Maximum number of bytes of a request outside its body: request line, headers, chunk sizes and extensions,
+trailers."""
 BODY_BYTES_PER_FRAMING_BYTE = 8
-"""Bytes of a chunked body that allow one more byte of framing."""
+"""Number of content bytes that allow a chunked body one more byte of framing."""
 MAX_HEADERS = 256
 MAX_UNREAD_BYTES = 64 << 10
-"""Most bytes kept of pipelined requests, that is, sent before the last one was answered. With more, nothing is read
-until it is."""
+"""Maximum number of bytes kept of pipelined requests, which a client sends before the last one is answered. Beyond it,
+nothing is read until that answer is sent."""
 MAX_DISCARDED_BYTES = 32 << 20
-"""Most bytes of a body that are read and dropped after the answer. A client that is cut off while it sends may not see
-the answer."""
+"""Maximum number of bytes of a body that are read and dropped after an early answer. A client that is disconnected
+while it sends may never read the answer."""
 MAX_PIECE_BYTES = 16 << 10
-"""Most bytes that the parser gets before the limits are checked again; a body of known length goes in one piece."""
+"""Maximum number of bytes for the parser between two checks of the limits. A body of known length is passed whole."""
 MAX_PIECES = 64
-"""Most pieces that the parser gets in one turn of the event loop."""
+"""Maximum number of pieces that are parsed in one turn of the event loop."""
 HEAD_TIMEOUT_S = 10.0
 """Time within which the headers of a request must have arrived."""
 WRITE_TIMEOUT_S = 60.0
@@ -66,12 +67,12 @@ class Admission(NamedTuple):
 
     max_connections: int = sys.maxsize
     note_refusal: Callable[[str, TureenError], None] = lambda *_: None
-    """Is called with request id and error when the connection refuses a request that the application never gets."""
+    """Called with request id and error if the connection refuses a request, which the application then never gets."""
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses requests that are too large, too slow or no HTTP/1.1. Requests are answered one after the other; upgrades
-    to another protocol are ignored.
+    """Refuses requests that are too large, too slow or not HTTP/1.1. Answers requests one after the other, and ignores
+    upgrades to another protocol.
 
     The parser gets at most one request at a time, so that each byte counts for the right one. The call in the
     scope has the name in the verified certificate of the client, "" without one.
@@ -80,7 +81,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, admission: Admission | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._admission = admission or Admission()
-        self._late: AwakeTimer | None = None  # runs while headers are awaited
+        self._late: AwakeTimer | None = None  # runs while the connection waits for headers
         self._stalled: AwakeTimer | None = None  # runs while bytes wait for the client to read them
         self._phase = Phase.BETWEEN
         self._unread = bytearray()
@@ -188,7 +189,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def retire(self) -> None:
-        """Closes the connection after the request that is under way: the certificates have changed."""
+        """Closes the connection after the current request, because the certificates have changed."""
         if self._late is None:
             self.shutdown()
 
@@ -197,7 +198,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _read(self) -> None:
-        """Parses the bytes received, up to the end of a request that is not answered yet."""
+        """Parses the received bytes, up to the end of a request that is not answered yet."""
         self._turn = None
         for _ in range(MAX_PIECES):
             if not self._may_read():
@@ -247,8 +248,8 @@ class Connection(HttpToolsProtocol):
         return MAX_PIECE_BYTES if end < 0 else end + len(END)
 
     def _ignore_upgrade(self) -> None:
-        """Ignores an upgrade: the request's body goes on in a new parser, which first gets headers of the same
-        framing."""
+        """Ignores an upgrade: a new parser, which first gets headers with the same framing, parses the rest of the
+        request's body."""
         self.parser = httptools.HttpRequestParser(self)
         chunked, known = b"Transfer-Encoding: chunked", b"Content-Length: %d" % (self._body_left or 0)
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + (chunked if self._body_left is None else known) + END)
@@ -271,8 +272,8 @@ class Connection(HttpToolsProtocol):
         self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s"))
 
     def _watch_writing(self) -> None:
-        """Starts the timer by which the client must read some of what is written, also before the connection is
-        closed."""
+        """Starts the timer within which the client must read some of the written bytes, also while the connection is
+        closing."""
         self._stop_watching()
         num_bytes = self.transport.get_write_buffer_size()
         if num_bytes:

@@ -1,5 +1,5 @@
-"""Defines what describes a dialect (`Dialect`) and a route (`Entry`), and the helpers that every dialect's routes
-use."""
+"""Defines the descriptions of a dialect (`Dialect`) and of a route (`Entry`), and helpers for the routes of all
+dialects."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 JSON_BLANKS = b" \t\r\n"
 BYTES_PER_CHAR = 8
-"""Bytes of a body that take as long to parse as a character takes to tokenize; for `offload`."""
+"""Number of body bytes that take as long to parse as one character takes to tokenize; for `offload`."""
 
 Access = Literal["open", "user", "admin"]
-"""Access level of a route: open to anybody, to holders of an API key, to holders of the admin key."""
+"""Access level of a route: for everyone, for holders of an API key, for holders of the admin key."""
 
 RenderError = Callable[[TureenError], Response]
 """A function that writes errors in the form of one API."""
@@ -72,22 +72,22 @@ class Docs(NamedTuple):
     other_answer: str | None = None  # media type of answers that were asked for in another form
     headers: Mapping[str, str] = {}  # request headers that only this route reads: name -> meaning
     query: type[msgspec.Struct] | None = None  # fields of the query
-    form: type[msgspec.Struct] | None = None  # fields of a form with a file, which bytes stand for
+    form: type[msgspec.Struct] | None = None  # fields of a form with a file; bytes mark the file's field
     error: ErrorShape | None = None  # errors after the body is read; None = our own form
     statuses: Mapping[int, str] = {}  # statuses that only this route answers with -> meaning
 
 
 class Entry(Route):
-    """A route with its access level and its documentation. A route of another class is closed to everybody."""
+    """A route with its access level and its documentation. The gate refuses routes of any other class."""
 
     max_body_bytes: int | None = None
     """Largest body of this route; None = --max-body-bytes."""
 
     needs_engine = True
-    """The model that it is for must be loaded, and not only known."""
+    """The model of the request must be loaded, not merely known."""
 
     fields: tuple[str, ...] = ()
-    """The route takes only bodies that have one of these fields; another route of the path takes the others."""
+    """The route accepts only bodies with one of these fields; another route with the same path accepts the rest."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class Entry(Route):
         docs: Docs | None = None,
         render_error: RenderError = error_response,
     ) -> None:
-        """`is_limited`: requests of users count towards --max-client-requests. `any_model`: the route works with
-        embedding models too. `render_error`: writes errors in this API's form, those of middleware too."""
+        """`is_limited`: requests of users count towards --max-client-requests. `any_model`: the route also works with
+        embedding models. `render_error`: writes errors in this API's form, including those of middleware."""
         super().__init__(path, endpoint, methods=list(methods))
         self.docs = docs
         self.render_error = render_error
@@ -111,7 +111,7 @@ class Entry(Route):
         self.is_limited = is_limited and access == "user" and "GET" not in methods
 
     def reroute(self, endpoint: Callable[..., Any]) -> None:
-        """Has requests answered by another endpoint."""
+        """Replaces the endpoint that answers requests."""
         self.endpoint, self.app = endpoint, request_response(endpoint)
 
     def at(self, path: str) -> Entry:
@@ -167,10 +167,10 @@ class Dialect(NamedTuple):
     sections: tuple[BodySection, ...] = ()
     generate: GenerateForm | None = None
     errors_below: Mapping[str, RenderError] = MappingProxyType({})
-    """Beginning of paths -> what writes errors about paths there that no route has."""
+    """Path prefix -> function that writes the error for an unknown path with that prefix."""
     field_types: Mapping[tuple[type[msgspec.Struct], str], Any] = MappingProxyType({})
-    """(struct, field) -> the type to document in OpenAPI, for fields that are decoded more loosely than they are
-    read."""
+    """(struct, field) -> the type to document in OpenAPI, for fields whose declared type is looser than what is
+    accepted."""
 
 
 def dialects() -> list[Dialect]:
@@ -192,18 +192,18 @@ async def read_body(request: Request, kind: type[S]) -> S:
 
 
 async def read_body_with(request: Request, read: Callable[[dict[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """Parses the body as a JSON object and returns what `read` makes of it, in a thread when the body is large. Raises
+    """Parses the body as a JSON object and returns the result of `read`, in a thread if the body is large. Raises
     InvalidRequest, UnsupportedMediaType.
 
-    `of_any_type`: the header Content-Type is not looked at."""
+    `of_any_type`: ignores the header Content-Type."""
     raw = await request.body()
     payload = read_json(None if of_any_type else request.headers.get("content-type"), raw)
     return await offload.run(len(raw) // BYTES_PER_CHAR, lambda: read(payload))
 
 
 async def prepared(request: Request, work: Awaitable[T], *, takes_time: bool = False) -> T:
-    """Returns the result of `work`, which turns a body into requests. When that may take time, because `takes_time`
-    says so or the body is large, raises ClientGone as soon as the client leaves."""
+    """Returns the result of `work`, which turns a body into requests. If that may take time (`takes_time`, or a large
+    body), raises ClientGone as soon as the client leaves."""
     takes_time = takes_time or len(await request.body()) > INLINE_CHARS
     return await (unless_gone(request, work) if takes_time else work)
 
@@ -214,11 +214,11 @@ def client_name(request: Request) -> str:
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was there."""
+    """The client closed the connection before its answer was ready."""
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Returns the result of `work`; when the client leaves first, cancels it and raises ClientGone."""
+    """Returns the result of `work`. If the client leaves first, cancels the work and raises ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(until_gone(request.receive))
     try:

@@ -33,7 +33,7 @@ def error_response(error: TureenError) -> Response:
 
 
 def error_answer(error: TureenError, content: dict[str, Any], status: int | None = None) -> Response:
-    """Returns an error as an answer with `content` as its body, in the form of some API, and the headers that all need.
+    """Returns an error as an answer with `content` as its body, in the form of an API, with the headers of every error.
 
     `status`: None = the error's own.
     """

@@ -18,7 +18,7 @@ ONCE = frozenset(
     b"host content-length transfer-encoding content-type authorization x-api-key origin sec-fetch-site "
     b"sec-fetch-mode last-event-id".split()
 )
-"""Headers that may be sent only once: a decision by one of them must not depend on which of two is read."""
+"""Headers that may be sent only once, because no decision may depend on which of two is read."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
 _AUTHORITY = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
@@ -71,8 +71,8 @@ def authority(target: bytes) -> bytes | None:
     """Returns the host of a request target in absolute form, which replaces the Host header (RFC 9112, 3.2.2); None = a
     target without host.
 
-    Raises InvalidRequest for a target that is neither a path nor a URL of http or https, and for one with a fragment,
-    which some readers drop and others take for a part of the path.
+    Raises InvalidRequest for a target that is neither a path nor an http or https URL, and for one with a fragment,
+    which some parsers drop and others count as part of the path.
     """
     match = None if target.startswith(b"/") else _AUTHORITY.match(target)
     if b"#" in target or not (match or target.startswith(b"/")):

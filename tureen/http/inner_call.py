@@ -1,4 +1,4 @@
-"""Calls a route from inside the server, as its client would have done by HTTP."""
+"""Calls a route from inside the server, as a client would over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = get_logger("http")
 
 
 class InnerAnswer(NamedTuple):
-    """The answer to an inner call: what HTTP would have sent."""
+    """The answer to an inner call, as HTTP would have sent it."""
 
     status: int
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class InnerAnswer(NamedTuple):
 
 
 async def call_route(entry: Entry, body: bytes, call: ClientCall, work: ClientWork) -> InnerAnswer:
-    """Returns a route's answer to a JSON body. Access is not checked. `call`: who asks, and for what `work`."""
+    """Returns a route's answer to a JSON body. Does not check access. `call`: the client, and the `work` to charge."""
     call.work, call.render_error = work, entry.render_error
     scope: dict[str, Any] = {
         "type": "http",
@@ -46,7 +46,7 @@ async def call_route(entry: Entry, body: bytes, call: ClientCall, work: ClientWo
     async def receive() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        await asyncio.Event().wait()  # nobody hangs up
+        await asyncio.Event().wait()  # no client disconnects
         raise AssertionError
 
     async def send(message: Message) -> None:
@@ -60,7 +60,7 @@ async def call_route(entry: Entry, body: bytes, call: ClientCall, work: ClientWo
             response = error_response_for(error, scope)
         except RecursionError:
             response = error_response_for(InvalidRequest("the body is nested too deeply", code="invalid_json"), scope)
-        except Exception:  # this request fails, others go on
+        except Exception:  # only this request fails
             log.exception("%s failed", call.request_id)
             failure = RequestFailed("an internal error ended this request; the server runs on")
             response = error_response_for(failure, scope)

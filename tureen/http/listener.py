@@ -14,17 +14,17 @@ from tureen.config import Config
 from tureen.errors import StartupError, echo
 
 MAX_SHARE = 0.75
-"""Share of the files that the process may open (RLIMIT_NOFILE) which connections may take. Models, helper processes
-and pictures need the rest."""
+"""Share of the process's file descriptors (RLIMIT_NOFILE) that connections may use. Models, helper processes and
+pictures need the rest."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 UNIX = ("unix socket", 0)
-"""Stands for the address of whoever calls through a Unix socket."""
+"""The address that is recorded for clients of a Unix socket."""
 
 
 def bind(config: Config) -> socket.socket:
-    """Binds the listening socket. It is called before the model is loaded, so that a port in use is known at once.
-    Raises StartupError."""
+    """Binds the listening socket. Called before the model is loaded, so a port in use is reported immediately. Raises
+    StartupError."""
     if config.uds is not None:
         return _bind_unix(config.uds)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -42,14 +42,14 @@ def bind(config: Config) -> socket.socket:
 
 
 def remove_socket(config: Config) -> None:
-    """Removes the file of a Unix socket that nobody listens on any more."""
+    """Removes the file of a Unix socket that no process listens on any more."""
     if config.uds is not None:
         with contextlib.suppress(StartupError, OSError):
             _remove_stale(config.uds)
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """Binds a Unix socket that its owner alone may open, in place of one that nobody listens on. Raises
+    """Binds a Unix socket that only its owner may open. Replaces a socket that no process listens on. Raises
     StartupError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     others = os.umask(0o177)  # the file is never open to others, not even before a chmod
@@ -68,8 +68,8 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes the file of a socket of ours that refuses connections. Raises StartupError where the file is anything
-    else, OSError."""
+    """Removes the file of our own socket that refuses connections. Raises StartupError if the file is anything else,
+    OSError."""
     try:
         facts = os.lstat(path)
     except FileNotFoundError:

@@ -1,4 +1,5 @@
-"""Wraps every request: id, host check, access, quota, body limit, access log. All is decided before a body is read."""
+"""Wraps every request: id, host check, access, quota, body limit, access log. Decides all of it before reading a
+body."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ from tureen.requests.telling import UnknownFields
 
 QUIET_PATHS = ("/health", "/metrics", "/status/live")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
-"""Headers by which a proxy says that it forwards a request of somebody else."""
+"""Headers that mark a request as forwarded by a proxy."""
 
 BODY_GRACE_S = 30.0
-"""Time after which a body must arrive at MIN_BODY_RATE."""
+"""Seconds after which a body must arrive at MIN_BODY_RATE or faster."""
 MIN_BODY_RATE = 16 << 10
-"""Bytes a second that a client must send after BODY_GRACE_S. Time that the server itself takes is not counted."""
+"""Bytes a second that a client must send after BODY_GRACE_S. The server's own time does not count."""
 MAX_BODY_S = 600.0
 IGNORED_HEADER, STRICT_HEADER = b"x-tureen-ignored", b"x-tureen-strict"
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
@@ -48,8 +49,7 @@ log = get_logger("http")
 
 
 class Gate:
-    """ASGI middleware that lets a request through to the app or answers it with an error, and logs it without
-    content."""
+    """ASGI middleware that passes a request to the app or answers it with an error, and logs it without its content."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -96,7 +96,7 @@ class Gate:
                 await self._app(scope, limited(receive, scope, max_bytes), send_noting)
         except TureenError as error:
             await error_response_for(error, scope)(scope, receive, send_noting)
-        except Exception:  # an edge: what is around answers it, and it is no client that has gone
+        except Exception:  # an edge: the outer middleware answers it, and no client has left
             status = status or 500
             raise
         finally:
@@ -134,7 +134,7 @@ class Gate:
 
 
 def _figures(call: ClientCall, status: int, seconds: float) -> dict[str, Any]:
-    """Returns what a log of JSON says of a request, as fields."""
+    """Returns the fields of a request's entry in a JSON log."""
     figures: dict[str, Any] = {
         "request_id": call.request_id,
         "status": status,
@@ -155,8 +155,8 @@ def _figures(call: ClientCall, status: int, seconds: float) -> dict[str, Any]:
 
 
 class Limiter:
-    """ASGI middleware that raises TooManyRequests for a client with too many requests inside, makes the request's
-    work the current one (quotas.py), and lists the fields that had no effect in its answer's head (telling.py)."""
+    """ASGI middleware that raises TooManyRequests for a client with too many running requests, makes the request's
+    work the current one (quotas.py), and lists ignored fields in the answer's head (telling.py)."""
 
     def __init__(self, app: ASGIApp, unknown_fields: UnknownFields | None) -> None:
         self._app = app
@@ -197,8 +197,8 @@ def is_strict(scope: Scope) -> bool:
 
 
 def find_route(scope: Scope) -> BaseRoute | None:
-    """Returns the route that will answer, matched as Starlette's router does it: by path and method, else by path, else
-    by the path without slashes at its end, to which the answer redirects; None = no route has this path."""
+    """Returns the route that will answer, matched as Starlette's router does: by path and method, else by path, else by
+    the path without its trailing slashes, to which the answer redirects; None = no route has this path."""
     by_path = None
     for route in scope["app"].routes:
         match, _ = route.matches(scope)
@@ -212,7 +212,8 @@ def find_route(scope: Scope) -> BaseRoute | None:
 
 
 def without_slashes(scope: Scope) -> Scope | None:
-    """Returns the scope with the path without slashes at its end; None if it has none, or nothing else."""
+    """Returns the scope with the trailing slashes of its path removed; None if the path has none or consists of
+    them."""
     path = scope["path"].rstrip("/")
     return None if not path or path == scope["path"] else {**scope, "path": path}
 
@@ -221,9 +222,9 @@ def check_access(
     call: ClientCall, scope: Scope, route: BaseRoute | None, keys: Keys, hosts: Hosts, origins: Sequence[str] = ()
 ) -> None:
     """Raises Unauthorized or Forbidden unless the client may call `route`; None = no route has this path. `origins`:
-    those whose pages may call without a key what needs none.
+    sites whose pages may call routes that need no key.
 
-    Stores the client's name, limits and admin rights, as its key has them, in the call.
+    Stores the client's name, limits and admin rights, which its key defines, in the call.
     """
     is_local = _is_local(scope)
     presented = authorization(scope)
@@ -247,7 +248,7 @@ def check_access(
 
 
 def authorization(scope: Scope) -> bytes:
-    """Returns the Authorization header, or one made of Anthropic's header x-api-key."""
+    """Returns the Authorization header, or one made from Anthropic's header x-api-key."""
     authorization, api_key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
     return authorization.encode("latin-1") or (SCHEME + api_key.encode("latin-1") if api_key else b"")
 
@@ -261,11 +262,11 @@ def _is_of_other_page(scope: Scope) -> bool:
 
 
 def _page_refusal(scope: Scope, route: BaseRoute | None, key: Key | None, origins: Sequence[str]) -> TureenError | None:
-    """Refuses requests that a browser sends without being asked for a key: for a page of another site without a CORS
-    preflight, and navigations (Fetch Metadata: `Sec-Fetch-Mode`) to routes that act.
+    """Refuses requests that a browser sends without a key: those of another site's page without a CORS preflight, and
+    navigations (Fetch Metadata: `Sec-Fetch-Mode`) to routes that act.
 
-    A route acts if it takes POST besides GET. A JSON body needs a preflight, which only pages of allowed origins are
-    granted (origins.py).
+    A route acts if it accepts POST as well as GET. A JSON body needs a preflight, which only pages of allowed origins
+    get (origins.py).
     """
     if key is not None:
         return None
@@ -281,8 +282,8 @@ def _page_refusal(scope: Scope, route: BaseRoute | None, key: Key | None, origin
 
 
 def _is_local(scope: Scope) -> bool:
-    """Returns whether a program on this machine calls for itself: not a proxy that forwards, nor a browser for a
-    page of another site, also not by DNS rebinding."""
+    """Returns whether the caller is a program on this machine that acts for itself: not a forwarding proxy, and not a
+    browser for another site's page, also not by DNS rebinding."""
     if not scope["client"] or any(name in FORWARDING for name, _ in scope["headers"]) or _is_of_other_page(scope):
         return False
     if scope["client"] == UNIX:  # only its owner may open the socket
@@ -296,14 +297,14 @@ def _is_local(scope: Scope) -> bool:
 
 
 def _header(scope: Scope, name: bytes) -> str:
-    """Returns the last header of this name; "" without one."""
+    """Returns the last header of this name; "" if there is none."""
     value: bytes = dict(scope["headers"]).get(name, b"")
     return value.decode("latin-1")
 
 
 def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
-    """Wraps `receive`: it raises PayloadTooLarge as soon as the body is larger than `max_bytes`, RequestTimeout when it
-    is slow."""
+    """Wraps `receive`: raises PayloadTooLarge as soon as the body exceeds `max_bytes`, and RequestTimeout if it is too
+    slow."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     num_bytes, waited_s, is_complete = 0, 0.0, False
 

@@ -1,4 +1,4 @@
-"""Reads a form with one file (multipart/form-data, RFC 7578) piece by piece: the file is never whole in memory."""
+"""Reads a form with one file (multipart/form-data, RFC 7578) in pieces, so the whole file is never in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UploadedForm(NamedTuple):
 
 
 class FormReader:
-    """Takes a form's parts apart. What is read of the file since it was taken last is in `piece`."""
+    """Parses a form. `piece` has the bytes of the file that were read since the caller last took them."""
 
     def __init__(self, boundary: bytes, file_field: str) -> None:
         self.fields: dict[str, str] = {}
@@ -34,9 +34,9 @@ class FormReader:
         self.piece = bytearray()
         self._file_field = file_field
         self._headers: dict[bytes, bytes] = {}
-        self._header = [bytearray(), bytearray()]  # name and value of the one that is being read
+        self._header = [bytearray(), bytearray()]  # name and value of the header that is being read
         self._field = ""
-        self._value: bytearray | None = None  # of the field that is being read; None: it is the file
+        self._value: bytearray | None = None  # of the field that is being read; None: the file is being read
         self._is_complete = False
         self._parser = MultipartParser(
             boundary,
@@ -53,14 +53,14 @@ class FormReader:
         )
 
     def feed(self, data: bytes) -> None:
-        """Reads a piece of the form. Raises InvalidRequest."""
+        """Parses a piece of the form. Raises InvalidRequest."""
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise InvalidRequest(f"the form is not valid {FORM}: {error}"[:200], code="invalid_form") from None
 
     def finish(self) -> UploadedForm:
-        """Returns the form when all of it is read. Raises InvalidRequest."""
+        """Returns the form after its end was read. Raises InvalidRequest."""
         if not self._is_complete:
             raise InvalidRequest("the form ends before its last boundary", code="invalid_form")
         if self.filename is None:
@@ -102,7 +102,7 @@ class FormReader:
 
 
 async def read_form(request: Request, file_field: str, sink: Sink) -> UploadedForm:
-    """Reads a form whose one file is in `file_field`; the file's bytes go to `sink` as they come.
+    """Reads a form whose one file is in `file_field`. Passes the file's bytes to `sink` as they arrive.
 
     Raises UnsupportedMediaType, InvalidRequest, and what `sink` raises.
     """

@@ -34,8 +34,8 @@ READABLE = ("x-tureen-ignored", "x-request-id", "request-id", "retry-after")
 
 
 def check_origins(origins: Sequence[str]) -> None:
-    """Raises StartupError naming the first that no browser sends as an origin: scheme, host, and port unless it is the
-    scheme's own, in lower case, without a path."""
+    """Raises StartupError naming the first entry that no browser sends as an origin. An origin has a scheme, a host,
+    and a port unless it is the scheme's default, in lower case and without a path."""
     for origin in origins:
         usual = USUAL_PORTS.get(origin.partition("://")[0], " ")
         if origin != ANY and (not ORIGIN.fullmatch(origin) or origin.endswith(usual)):
@@ -49,9 +49,10 @@ def check_origins(origins: Sequence[str]) -> None:
 
 
 def cors(origins: Sequence[str]) -> list[Middleware]:
-    """Returns what answers preflights and lets scripts of these origins read answers; nothing without origins.
+    """Returns the middleware that answers preflights and lets scripts of these origins read answers; [] without
+    origins.
 
-    Cookies are not used here and not allowed: a page sends its key in a header.
+    It allows no cookies, which are not used: a page sends its key in a header.
     """
     if not origins:
         return []
@@ -69,12 +70,12 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
 
 
 def is_allowed(origin: str, origins: Sequence[str]) -> bool:
-    """Says whether the page of this `Origin` header may call; "" is none."""
+    """Returns whether the page of this `Origin` header may call. "" = the request has no such header."""
     return bool(origin) and (ANY in origins or origin.lower() in origins)
 
 
 def check_hosts(hosts: Sequence[str]) -> None:
-    """Raises StartupError naming the first that is neither * nor a host name or address without a port."""
+    """Raises StartupError naming the first entry that is neither * nor a host name or address without a port."""
     for host in hosts:
         if host != ANY and (host_name(host) is None or host_name(f"{host}:1") is None):
             raise StartupError(
@@ -85,7 +86,7 @@ def check_hosts(hosts: Sequence[str]) -> None:
 
 
 class Hosts:
-    """The names by which a request without an API key may call the server."""
+    """The host names that a request without an API key may use."""
 
     def __init__(self, config: Config) -> None:
         allowed = {host_name(host) for host in config.allowed_hosts}
@@ -111,7 +112,7 @@ class Hosts:
 
 
 def _may_be_rebound(name: str | None) -> bool:
-    """Returns whether somebody could own this name in the public DNS. None = the request has no Host header, which
+    """Returns whether this name could be registered in the public DNS. None = the request has no Host header, which
     browsers always send."""
     if name is None:
         return False

@@ -1,6 +1,6 @@
 """Lets clients repeat a request (`Idempotency-Key`) and resume an event stream whose connection was lost.
 
-It is middleware between the gate and the dialects, which need not know of it: a repeated request gets the bytes of the
+It is middleware between the gate and the dialects, which do not know about it. A repeated request gets the bytes of the
 first answer. Sources: IETF draft httpapi-idempotency-key-header; HTML standard, server-sent events (Last-Event-ID).
 """
 
@@ -62,8 +62,8 @@ class RecordedResponse:
             await StreamedResponse(head, self._parts(scope))(scope, receive, send)
 
     async def _parts(self, scope: Scope) -> AsyncGenerator[bytes, None]:
-        """Yields the parts of the recording. An error becomes the last event of a stream; another answer has no
-        place for it: raises ConnectionAbortedError."""
+        """Yields the parts of the recording. An error becomes the last event of a stream. An answer that is not a
+        stream cannot report it, so raises ConnectionAbortedError."""
         try:
             async with contextlib.aclosing(self._recording.follow(self._number)) as parts:
                 async for part in parts:
@@ -75,8 +75,7 @@ class RecordedResponse:
 
 
 class Replay:
-    """ASGI middleware that runs a request independently of its connection when the client may come back for the
-    answer."""
+    """ASGI middleware that runs a request independently of its connection if the client may fetch the answer later."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -148,7 +147,7 @@ def idempotency_key(scope: Scope) -> str | None:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """Reads the whole body; None when the client has left meanwhile."""
+    """Reads the whole body. Returns None if the client leaves meanwhile."""
     pieces = []
     while True:
         message = await receive()

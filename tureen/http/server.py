@@ -31,7 +31,7 @@ BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 5
 LAST_EVENTS_S = 1.0
-"""Time for the last error events to be sent after draining has timed out."""
+"""Seconds in which the last error events may be sent after draining has timed out."""
 
 log = get_logger("http")
 
@@ -45,7 +45,7 @@ class ServedApp(Protocol):
 
 
 class Server(uvicorn.Server):
-    """The uvicorn server. The first SIGTERM or SIGINT drains, the second ends at once. SIGHUP reloads keys and
+    """The uvicorn server. The first SIGTERM or SIGINT drains, the second ends immediately. SIGHUP reloads keys and
     certificates."""
 
     def __init__(self, app: ServedApp, config: Config, on_ready: Callable[[], None]) -> None:
@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
                 app,
                 lifespan="on",  # an error in the application's start or end ends the server
                 log_config=None,
-                log_level="error",  # its warnings are about malformed requests of clients
+                log_level="error",  # its warnings are about clients' malformed requests
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         self._event_loop = asyncio.get_running_loop()
         self._listeners = [*(sockets or [])]
         warm_up_structs()
-        await super().startup([])  # everything but listening, which `_listen` does, at a reload again
+        await super().startup([])  # everything except listening, which `_listen` does, also after a reload
         await self._listen(self._context)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, self._handle_hang_up)
@@ -90,21 +90,21 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     async def cover(self, listener: socket.socket) -> None:
-        """Accepts the connections of another front's socket, too, from now on."""
+        """Begins to accept the connections of another front's socket as well."""
         async with self._is_listening:
             self.servers.append(await self._accept(listener, self.config.ssl))
             self._listeners.append(listener)
 
     async def uncover(self, listener: socket.socket) -> None:
-        """Leaves the connections of that socket to others; those that were accepted stay."""
+        """Stops accepting connections of that socket; accepted connections stay."""
         async with self._is_listening:
             place = self._listeners.index(listener)
             del self._listeners[place]
             await _end([self.servers.pop(place)])
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
-        """Accepts connections with the TLS `context` (None = plain HTTP) from now on, without losing connections that
-        wait to be accepted.
+        """Accepts new connections with the TLS `context` (None = plain HTTP), without losing connections that wait to
+        be accepted.
 
         Each set of asyncio servers has its own descriptors of the same sockets, so that the old set can close its own.
         """
@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
             cast(Connection, connection).retire()
 
     async def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> asyncio.Server:
-        """Accepts the connections of a socket, by a descriptor of its own."""
+        """Accepts the connections of a socket, through a separate descriptor."""
         loop = asyncio.get_running_loop()
         server: asyncio.Server = await (
             loop.create_server if listener.family != socket.AF_UNIX else loop.create_unix_server
@@ -131,17 +131,17 @@ class Server(uvicorn.Server):
         return server
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Runs the server. Interrupted while it starts, it leaves without a word of where."""
+        """Runs the server. If it is interrupted while it starts, it ends without a traceback."""
         try:
             await super().serve(sockets)
         except asyncio.CancelledError:
-            logging.getLogger("uvicorn.error").disabled = True  # it would log how the application's task is cancelled
+            logging.getLogger("uvicorn.error").disabled = True  # it would log the cancelled application task
             raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes connections and the application; uvicorn calls it. After a second signal the application has
-        LAST_EVENTS_S, where uvicorn would leave it as it is and log how it broke."""
-        logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)  # of what does not end in time
+        LAST_EVENTS_S; uvicorn alone would abandon it and log its traceback."""
+        logging.getLogger("uvicorn.error").addFilter(is_no_cancellation)  # of tasks that do not end in time
         await super().shutdown(sockets)
         if self.force_exit:
             with contextlib.suppress(TimeoutError):
@@ -167,7 +167,7 @@ class Server(uvicorn.Server):
             self._event_loop.call_soon_threadsafe(self.reload)
 
     def reload(self) -> None:
-        """Reads keys and certificates again; running streams go on. When they are faulty, logs why and keeps all the
+        """Reloads keys and certificates; running streams continue. If one of them is invalid, logs why and keeps all
         old ones."""
         if self._state.lifecycle.is_draining:
             return
@@ -225,15 +225,15 @@ class Server(uvicorn.Server):
 
 
 def is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Return whether a line of the log is anything else than the traceback of a cancelled request."""
+    """Return whether a log line is anything other than the traceback of a cancelled request."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 async def _end(servers: Sequence[asyncio.Server]) -> None:
-    """Accepts no more connections, without losing one that was accepted."""
+    """Stops accepting connections, without losing an accepted one."""
     for server in servers:
         for listening in server.sockets:
             asyncio.get_running_loop().remove_reader(listening)
-    await asyncio.sleep(0)  # let asyncio begin with connections it has accepted: closing its server would drop them
+    await asyncio.sleep(0)  # let asyncio begin with accepted connections: closing its server would drop them
     for server in servers:
         server.close()

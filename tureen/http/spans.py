@@ -1,7 +1,7 @@
-"""Traces of requests: a span of the HTTP request, below it one of each output, below that what the engine did for it.
+"""Traces of requests: a span of the HTTP request, below it one for each output, below that the engine's work for it.
 
-Names of attributes are those of OpenTelemetry's semantic conventions for HTTP and for generative AI; what they have no
-name for begins with `tureen.`. No text of a client or of a model is in them.
+Names of attributes are those of OpenTelemetry's semantic conventions for HTTP and for generative AI. Attributes that
+the conventions do not name begin with `tureen.`. No span has text of a client or of a model.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tureen.requests.generation import Output
 
 TRACES_PATH = "/v1/traces"
 CLOSE_S = 2.0
-"""Seconds for which the end of a server waits for a collector."""
+"""Seconds that a server waits for a collector at its end."""
 
 CHATS = ("chat", "messages", "responses", "invocations")
 EMBEDDINGS = ("embeddings", "encode", "embed", "rerank")
-"""Last parts of the paths whose requests are conversations, and of those that make vectors; others complete texts."""
+"""Last parts of the paths of chats, and of those that return embeddings; the other paths complete texts."""
 
 
 class Traces:
     """A Service that sends spans to a collector, in a thread of its own."""
 
     def __init__(self, endpoint: str | None) -> None:
-        """`endpoint`: without the path; None = OpenTelemetry's variables say."""
+        """`endpoint`: without the path; None = OpenTelemetry's variables name it."""
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes["service.name"]).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "tureen"}))
@@ -58,7 +58,7 @@ class Traces:
         pass
 
     async def close(self) -> None:
-        """Sends what is left, for as long as CLOSE_S."""
+        """Sends the remaining spans, for at most CLOSE_S."""
         end = asyncio.get_running_loop().call_later(CLOSE_S, self._exporter.shutdown)  # it tries no more
         await asyncio.to_thread(self._provider.shutdown)
         end.cancel()
@@ -86,11 +86,11 @@ class Traced:
         call.trace = RequestSpans(self._tracer, span, call, scope["path"]) if span.is_recording() else None
         try:
             await self._app(scope, receive, send_noting)
-        except Exception:  # an edge: what is around answers it
+        except Exception:  # an edge: the outer middleware answers it
             _note_status(span, 500)
             raise
         finally:
-            if not call.is_elsewhere:  # else the front that answers the call has its span; this one is told to nobody
+            if not call.is_elsewhere:  # else the front that answers exports its own span instead
                 span.set_attribute("tureen.request_id", call.request_id)
                 span.end()
 
@@ -113,7 +113,7 @@ class Traced:
 
 
 def _template(route: BaseRoute | None) -> str:
-    """Returns the path of a route, in which names stand for what varies."""
+    """Returns the path of a route, with names in place of its variable parts."""
     return route.path if isinstance(route, Entry) else ""
 
 
@@ -167,7 +167,7 @@ class RequestSpans:
 
 
 def _operation(path: str) -> str:
-    """Returns the name that the conventions have for what is done at a path."""
+    """Returns the conventions' name for the operation of a path."""
     last = path.rstrip("/").rpartition("/")[2]
     if last in EMBEDDINGS:
         return "embeddings"
@@ -184,8 +184,8 @@ class Part(NamedTuple):
 
 
 def parts(times: Timeline) -> Iterator[Part]:
-    """Yields, in order, how long a request waited for its grammar and for its turn, and how long its prompt and its
-    output were computed."""
+    """Yields, in order, the times that a request waited for its grammar and in the queue, and those of computing its
+    prompt and its output."""
     if times.compiled_ns:
         yield Part("grammar", times.received_ns, times.compiled_ns)
     begun_ns = times.steps[0].began_ns if times.steps else times.ended_ns

@@ -1,4 +1,4 @@
-"""Sends streams: server-sent events with a `data:` line each, and responses that end when the client leaves.
+"""Sends streams: server-sent events with one `data:` line each, and responses that end when the client leaves.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html; `[DONE]` is OpenAI's.
 """
@@ -22,8 +22,8 @@ def event(payload: bytes) -> bytes:
 
 
 class StreamedResponse:
-    """An ASGI response whose body is a generator of parts. It is closed as soon as the client has left, which the call
-    then records. `head`: the message `http.response.start`."""
+    """An ASGI response whose body is a generator of parts. If the client leaves, the generator is closed and the call
+    records it. `head`: the message `http.response.start`."""
 
     def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-"""Makes the TLS context by the settings, and reads the name in a client's certificate."""
+"""Makes the TLS context from the settings, and reads the name in a client's certificate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.
 
 
 def load_context(config: Config) -> ssl.SSLContext | None:
-    """Makes the server's TLS context by the settings; None = plain HTTP. Raises StartupError naming flag and file."""
+    """Makes the server's TLS context from the settings; None = plain HTTP. Raises StartupError naming flag and file."""
     _check_flags(config)
     if config.tls_cert is None or config.tls_key is None:
         return None
@@ -30,8 +30,8 @@ def load_context(config: Config) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if config.tls_min_version == "1.3" else ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
-    # Without tickets a connection proves its certificate anew. With TLS 1.2 a client can still resume by session id,
-    # but only with the context that knows it: never after a reload.
+    # Without tickets each connection must prove its certificate. With TLS 1.2 a client can still resume by session
+    # id, but only with the context that knows the session: never after a reload.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     certificates.load_own(context, config.tls_cert, config.tls_key, config.tls_key_password_file)

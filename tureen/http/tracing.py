@@ -1,4 +1,4 @@
-"""Has requests traced where --otlp-endpoint or OpenTelemetry's own variables ask for it; imported only there.
+"""Traces requests if --otlp-endpoint or OpenTelemetry's own variables ask for it; imported only then.
 
 Specification: https://opentelemetry.io/docs/specs/otel/protocol/exporter/
 """
@@ -24,8 +24,8 @@ log = get_logger("http")
 
 
 def check_tracing(config: Config) -> None:
-    """Raises StartupError where --otlp-endpoint cannot be followed. Variables that cannot be, which are often meant for
-    all programs of a machine, are a warning."""
+    """Raises StartupError if --otlp-endpoint cannot be used. If OpenTelemetry's variables cannot, which are often meant
+    for all programs of a machine, logs a warning."""
     if config.otlp_endpoint is None:
         if reason := _hindrance("OTEL_EXPORTER_OTLP_ENDPOINT"):
             log.warning("traces are not sent: %s", reason)
@@ -42,7 +42,7 @@ def check_tracing(config: Config) -> None:
 
 
 def traces(config: Config, lifecycle: Lifecycle) -> list[Middleware]:
-    """Returns what traces requests, and has it end with the server; nothing where it cannot be done."""
+    """Returns the middleware that traces requests, and ends it with the server; [] if tracing is not possible."""
     if _hindrance("--otlp-endpoint"):
         return []
     from tureen.http.spans import Traced, Traces  # noqa: PLC0415 - it may not be installed
@@ -53,7 +53,7 @@ def traces(config: Config, lifecycle: Lifecycle) -> list[Middleware]:
 
 
 def _hindrance(asked_by: str) -> str:
-    """Returns why traces cannot be sent; "" where they can."""
+    """Returns why traces cannot be sent; "" if they can."""
     variable = next((name for name in PROTOCOLS if os.environ.get(name)), "")
     if variable and os.environ[variable] != PROTOCOL:
         return f"{variable} is {echo(os.environ[variable])}, but traces are sent only as {PROTOCOL}; change or unset it"

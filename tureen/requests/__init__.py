@@ -1,7 +1,7 @@
-"""This package is the part of a request that every API shares: drafts that become engine requests, prompts, chats,
-pictures and videos, the run of requests and the stream of their events, sessions, quotas, recorded answers.
+"""This package handles the part of a request that all APIs share: drafts that become engine requests, prompts, chats,
+pictures and videos, running requests and streaming their events, sessions, quotas, recorded answers.
 
-It knows no route and writes no answer.
+It defines no route and writes no answer.
 
 Imports: config, constraining, contract, errors, files, grammar, log, logit_processor, media, metrics, registry,
 sandbox, serving, storage, text; asyncio, msgspec, numpy, starlette.

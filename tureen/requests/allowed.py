@@ -1,4 +1,4 @@
-"""Looks up what a declared msgspec type allows at a path inside it, for messages about values it does not allow."""
+"""Looks up the values that a declared msgspec type allows at a path inside it, for error messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _at(kind: Any, steps: Sequence[str]) -> list[inspect.Type]:
 
 
 def members(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Yields the members of a union, or the type itself; constraints (`Meta`) are taken off."""
+    """Yields the members of a union, or the type itself, without constraints (`Meta`)."""
     if isinstance(kind, inspect.Metadata):
         yield from members(kind.type)
     elif isinstance(kind, inspect.UnionType):

@@ -1,5 +1,5 @@
-"""Turns the constraint of a chat's answer into a format of structural tags, which can stand beside that of tool
-calls: the output is one or the other."""
+"""Turns the constraint of a chat's answer into a format of structural tags. Together with the format of tool calls it
+makes a choice: the output is a call or the answer."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tureen.grammar.base import GrammarSpec
 from tureen.requests.planning import Names
 
 ANY_JSON = "$$ANY$$"
-"""Stands for a schema that allows every JSON value, as SGLang has it."""
+"""SGLang's value for a schema that allows every JSON value."""
 
 
 class AnswerFormat(NamedTuple):
-    """The constraint of an answer, beside which there may be calls."""
+    """The constraint of an answer in a chat that also allows calls."""
 
     parameter: str  # of SamplingParams
     layout: dict[str, Any]  # as a format of structural tags
-    spec: GrammarSpec | None  # to judge an answer by that is no call; None = nobody judges it
-    place: str  # of the client's text within the layout, as errors about the grammar name it
+    spec: GrammarSpec | None  # for the final check of an answer that is not a call; None = no check
+    place: str  # path of the client's text in the layout, which errors about the grammar name
 
     def not_strict(self) -> dict[str, Any]:
-        """Returns the layout, which lists what of a schema cannot be enforced where other parts are strict."""
+        """Returns the layout. It lists the unenforceable keywords of a schema even if other parts are strict."""
         return self.layout | {"strict": False} if self.place == self.parameter else self.layout
 
 
 def answer_format(sampling: Mapping[str, Any], names: Names, *, unicode_classes: bool) -> AnswerFormat | None:
-    """Returns the constraint among the sampling parameters that a body sets; None where there is none, and for a
-    structural tag, which says itself where calls may stand.
+    """Returns the constraint among the sampling parameters of a body. Returns None without a constraint, and for a
+    structural tag, which itself defines where calls may occur.
 
-    Raises InvalidRequest for one that calls cannot stand beside.
+    Raises InvalidRequest for a constraint that cannot be combined with calls.
     """
     parameter = next((name for name in CONSTRAINTS if sampling.get(name) is not None), None)
     if parameter is None or parameter == "structural_tag":
@@ -52,14 +52,14 @@ def answer_format(sampling: Mapping[str, Any], names: Names, *, unicode_classes:
         return AnswerFormat(parameter, {"type": "regex", "pattern": value}, spec, "pattern")
     if parameter == "ebnf":
         return AnswerFormat(parameter, {"type": "grammar", "grammar": value}, None, "grammar")
-    # a JSON schema: parameter, format, and the key of the schema in it have one name
+    # a JSON schema: the parameter, the format and its key for the schema have the same name
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     spec = GrammarSpec(parameter, text)  # type: ignore[arg-type]
     return AnswerFormat(parameter, {"type": parameter, parameter: _schema(value, field)}, spec, parameter)
 
 
 def _schema(value: Any, field: str) -> Any:
-    """Decodes a schema, which may come as JSON text. Raises InvalidRequest."""
+    """Decodes a schema, which may be JSON text. Raises InvalidRequest."""
     if not isinstance(value, str):
         return value
     if value == ANY_JSON:

@@ -1,4 +1,4 @@
-"""Reads JSON bodies into declared types, with errors that name the field, what was got and what is allowed."""
+"""Reads JSON bodies into declared types. Errors name the field, the value received and the values allowed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ JSON_TYPE, CHARSETS = "application/json", ("utf-8", "utf8", "us-ascii")
 TEXT_LISTS = ("stop", "stop_regex")
 NO_VERDICTS = FieldTable()
 MAX_TOLD = 200
-"""Characters kept of a message by msgspec: it may quote the client's input."""
+"""Maximum characters kept of msgspec's message, which may quote the client's input."""
 
 MAX_PARTS = 1 << 19
-"""Most keys, lists and objects in a body."""
+"""Maximum number of keys, lists and objects in a body."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""A string, also one that the body's end cuts: without it, the search would begin again at every quote in it."""
+"""A string, also one that the end of the body cuts. Otherwise the search would begin again at every quote in it."""
 
 UNKNOWN_FIELD, NULL = "Object contains unknown field", "got `null`"
 NOT_ALLOWED = "Invalid enum value", "Invalid value"
@@ -44,8 +44,8 @@ ENTRY = "..."
 def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
     """Decodes a body as a JSON object. `content_type`: the header, None = not sent.
 
-    Raises UnsupportedMediaType for a body that is not JSON, PayloadTooLarge, InvalidRequest for one that is no valid
-    JSON object.
+    Raises UnsupportedMediaType for a body that is not JSON, PayloadTooLarge, and InvalidRequest for a body that is not
+    a valid JSON object.
     """
     _check_content_type(JSON_TYPE if content_type is None else content_type)
     _check_parts(body)
@@ -62,14 +62,14 @@ def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
 
 
 def _check_parts(body: bytes) -> None:
-    """Raises PayloadTooLarge for a body with too many keys, lists and objects: decoding millions of them takes many
-    seconds, in which nothing else runs."""
+    """Raises PayloadTooLarge for a body with too many keys, lists and objects. Decoding millions of them blocks the
+    process for many seconds."""
     if _num_parts(body) <= MAX_PARTS:
         return
-    num_parts = _num_parts(_STRING.sub(b"", body))  # those in texts are characters
+    num_parts = _num_parts(_STRING.sub(b"", body))  # not those inside strings
     if num_parts > MAX_PARTS:
         raise PayloadTooLarge(
-            f"the body has {num_parts} keys, lists and objects; at most {MAX_PARTS} are taken: send several requests"
+            f"the body has {num_parts} keys, lists and objects; at most {MAX_PARTS} are allowed; send several requests"
         )
 
 
@@ -94,7 +94,8 @@ def _check_content_type(content_type: str) -> None:
 
 
 def refuse_unknown(fields: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
-    """Raises InvalidRequest, with the closest known name, for the first of `fields` that is not in `known`, nor null.
+    """Raises InvalidRequest, with the closest known name, for the first of `fields` that is neither in `known` nor
+    null.
 
     `where`: what the error calls the object that has the fields; "" = the body itself.
     """
@@ -108,9 +109,9 @@ def offered(
 ) -> dict[str, Any]:
     """Returns the fields of an object that are to be converted: those of `known` that are not null.
 
-    Fields without effect, as `table` has them, are told (telling.py); unknown ones too, where the table or the server
-    says so. `where`: what errors call the object; "" = the body itself. `elsewhere`: `inside`, the fields of the object
-    `at` in the body, which holds sampling parameters. Raises InvalidRequest for refused fields.
+    Reports fields as ignored (telling.py) if `table` says that they have no effect, and unknown fields if the table or
+    the server accepts them. `where`: what errors call the object; "" = the body itself. `elsewhere`: `inside`, the
+    fields of the object `at` in the body, which holds sampling parameters. Raises InvalidRequest for refused fields.
     """
     kept = {}
     for name, value in fields.items():
@@ -126,10 +127,10 @@ def offered(
 
 
 def convert(value: Any, kind: type[T], path: Callable[[str], str] = str, table: FieldTable = NO_VERDICTS) -> T:
-    """Converts plain data to a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
+    """Converts plain data to a declared type. Raises InvalidRequest naming the field, the value and the allowed values.
 
-    `path` returns what an error calls a field of `value`; `table`: what becomes of fields inside of it that its type
-    does not have.
+    `path` returns what an error calls a field of `value`. `table`: verdicts on fields inside it that its type does not
+    have.
     """
     try:
         return msgspec.convert(value, kind, str_keys=True)
@@ -208,8 +209,8 @@ def _replaced(value: Any, place: list[str | int], entries: dict[str, Any]) -> An
 def read_params(
     params: Mapping[str, Any], where: str = "sampling_params", table: FieldTable = NO_VERDICTS
 ) -> dict[str, Any]:
-    """Returns sampling parameters that a client sent, by the names of SamplingParams: aliases are resolved, nulls left
-    out. Follows the verdicts of `table`. Raises InvalidRequest for an unknown name; values are not checked."""
+    """Returns the sampling parameters that a client sent, by the names of SamplingParams. Resolves aliases and omits
+    nulls. Applies the verdicts of `table`. Raises InvalidRequest for an unknown name; does not check values."""
     fields: dict[str, Any] = {}
     for name, value in params.items():
         if name in table.refused or name in table.told:

@@ -1,5 +1,5 @@
-"""Turns any API's chat into requests: messages become a prompt, tools a grammar, and it is settled how the output is
-read as reasoning, text and tool calls."""
+"""Turns any API's chat into requests: messages become a prompt, and tools become a grammar. Decides how to parse the
+output into reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from tureen.text.reasoning import ReasoningFormat
 from tureen.text.tools import PARSERS, ToolFormat, calls_or, constraint, schema_fields
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
-"""Default of chat APIs: an answer may go on to the end of the context."""
+"""Default of chat APIs: an answer may extend to the end of the context."""
 
 NUM_END_TOKENS = 32
-"""Tokens at the end of a prompt of token ids in which a mark of reasoning is looked for."""
+"""Number of tokens at the end of a prompt of token ids that are searched for a mark of reasoning."""
 
 TOOL_SIZE = 256
 """Cost of one tool for `offload`: the grammar of its calls takes as long as tokenizing this many characters."""
@@ -44,19 +44,19 @@ log = get_logger("api")
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat request, independent of the API that it came by; the form of its fields is already checked."""
+    """A chat request, independent of its API. The form of its fields is already checked."""
 
     messages: tuple[Message, ...]
     field: str = "messages"  # the API's name for the messages, for errors
-    prompt_ids: Sequence[int] | None = None  # token ids in place of what the messages become
-    max_prompt_tokens: int | None = None  # of a longer prompt the last ones are kept
+    prompt_ids: Sequence[int] | None = None  # token ids instead of a rendered prompt
+    max_prompt_tokens: int | None = None  # maximum; only the last tokens of a longer prompt are kept
     pictures: tuple[str, ...] = ()  # URLs, data URLs or paths, one for each {"type": "image"} in order
     videos: tuple[str, ...] = ()
-    modality: Modality | None = None  # of the pictures; None: as many as there are say
+    modality: Modality | None = None  # of the pictures; None: their number decides
     tools: tuple[Tool, ...] = ()
     schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
     grammar_field: str = "tools[{}].custom.format.grammar.definition"  # the API's name for a custom tool's grammar
-    tool_places: tuple[int, ...] = ()  # of each tool in the client's list; (): as in `tools`
+    tool_places: tuple[int, ...] = ()  # index of each tool in the client's list; (): as in `tools`
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_final_message: bool = False  # the answer continues the last message, the assistant's
@@ -133,7 +133,7 @@ class ToolSetup(NamedTuple):
     sampling: Mapping[str, Any]  # the body's parameters, and a grammar where tool_choice, strict or parallel need one
     names: Names
     error_fields: Mapping[str, str] = {}  # a schema's path in errors about the grammar -> the client's field
-    answer: GrammarSpec | None = None  # what an output that is no call is judged by
+    answer: GrammarSpec | None = None  # for the final check of an output that is not a call
 
 
 def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
@@ -162,7 +162,7 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
 
 
 def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
-    """Returns the setup of a chat whose tools alone may need a grammar. Raises InvalidRequest."""
+    """Returns the setup of a chat in which only tools may need a grammar. Raises InvalidRequest."""
     tag = constraint(form, chat.tools, chat.tool_choice, parallel=chat.parallel_tool_calls)
     if tag is None:
         return ToolSetup(chat.tools, form, sampling, chat.names)
@@ -177,7 +177,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
     strict = any(tool.strict for tool in called)
     if all(sampling.get(name) is None for name in CONSTRAINTS):
         strict = strict or bool(sampling.get("strict_schema"))
-    for name in CONSTRAINTS:  # what an answer must be says nothing of calls
+    for name in CONSTRAINTS:  # the constraint of an answer does not apply to calls
         if sampling.pop(name, None) is not None:
             telling.tell(chat.names.path(name), "tool_choice requires calls, so there is no answer to constrain")
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
@@ -186,7 +186,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
 
 
 def _calls_or_answer(chat: Chat, form: ToolFormat, sampling: dict[str, Any], answer: AnswerFormat) -> ToolSetup:
-    """Returns the setup of a chat whose output is calls, or else what `answer` says."""
+    """Returns the setup of a chat whose output is calls, or else an answer as `answer` defines it."""
     is_strict, has_strict = bool(sampling.get("strict_schema")), any(tool.strict for tool in chat.tools)
     layout = answer.not_strict() if has_strict and not is_strict else answer.layout
     tag = calls_or(form, chat.tools, layout, parallel=chat.parallel_tool_calls)
@@ -200,14 +200,14 @@ def _calls_or_answer(chat: Chat, form: ToolFormat, sampling: dict[str, Any], ans
 
 
 def _error_fields(tag: Mapping[str, Any], chat: Chat) -> dict[str, str]:
-    """Returns what errors about the calls' grammar name: a path in it -> the client's field."""
+    """Returns a path in the calls' grammar -> the client's field, which errors name."""
     return schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field, chat.tool_places)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:
-    """Leaves special tokens in the output's text, where parsers look for them.
+    """Keeps special tokens in the output's text, where parsers look for them.
 
-    Raises InvalidRequest when the body asks to skip them and `marked`, which they mark, needs them.
+    Raises InvalidRequest if the body skips special tokens although they mark `marked`.
     """
     if sampling.setdefault("skip_special_tokens", False) and marked is not None:
         field = chat.names.path("skip_special_tokens")
@@ -249,7 +249,7 @@ async def _rendered_prompt(chat: Chat, tools: Sequence[Tool], state: ServerState
 def _starts_inside(chat: Chat, prompt: str, reasoning: ReasoningFormat) -> bool:
     """Returns whether the output begins inside the reasoning, without its opening mark.
 
-    For a message that is continued its own text decides; otherwise the end of the prompt or the model's format.
+    The text of a continued message decides; otherwise the end of the prompt or the model's format.
     """
     if chat.continue_final_message:
         last = chat.messages[-1]

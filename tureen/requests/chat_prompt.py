@@ -1,4 +1,4 @@
-"""Turns a chat's messages into a prompt: renders the template, guards against control tokens, puts pictures in."""
+"""Turns a chat's messages into a prompt: renders the template, guards against control tokens, inserts pictures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import MAX_MESSAGES, Message, Tool
 
 MESSAGE_CHARS = 128
-"""Cost of rendering one message beside its text, in characters: a small chat is rendered on the event loop."""
+"""Cost of rendering one message in addition to its text, in characters: a small chat is rendered on the event loop."""
 
 PLAIN = frozenset(("role", "content", "reasoning_content"))
-"""Keys of messages whose size is known without looking into them: only such are rendered on the event loop."""
+"""Keys of messages whose size is known without inspecting them. Only chats with such keys are rendered on the event
+loop."""
 
 
 class ChatPrompt(NamedTuple):
@@ -29,7 +30,7 @@ class ChatPrompt(NamedTuple):
 
     prompt: Prompt
     text: str  # the rendered template
-    num_neutralised: int  # control tokens written in messages, which were tokenized as plain text
+    num_neutralised: int  # control tokens spelled in messages, which were tokenized as plain text
 
 
 class ChatMedia(NamedTuple):
@@ -55,7 +56,7 @@ async def chat_prompt(
     add_generation_prompt: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """Renders and tokenizes a chat, fetches its pictures and videos and puts them in their places.
+    """Renders and tokenizes a chat, fetches its pictures and videos, and inserts them.
 
     Raises InvalidRequest with `field`, Forbidden.
     """
@@ -85,7 +86,7 @@ async def chat_tokens(
     add_generation_prompt: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """Renders and tokenizes a chat; a PICTURE or VIDEO stands for each picture or video, and none is fetched.
+    """Renders and tokenizes a chat, with PICTURE or VIDEO for each picture or video. Fetches none of them.
 
     Raises InvalidRequest with `field`.
     """
@@ -148,7 +149,7 @@ def _is_short(messages: Sequence[Message]) -> bool:
 
 
 def _num_chars(message: Message) -> int:
-    """Returns about how many characters of text a message has."""
+    """Returns the approximate number of characters of text in a message."""
     content = message.get("content") or ""
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     return sum(map(len, texts)) + len(message.get("reasoning_content") or "")

@@ -1,5 +1,4 @@
-"""Declares the fields by which other servers' clients constrain an output, vLLM's and one of TGI's, and reads the
-constraints in them."""
+"""Declares the fields with which clients of vLLM and TGI constrain an output, and reads the constraints in them."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ GUIDED = {f"guided_{kind}": parameter for kind, parameter in VLLM_CONSTRAINTS.it
 """The older names of vLLM's constraints -> our parameters."""
 
 SPACE = re.compile(r"(?: |\\s|\[(?=[^\]]* |[^\]]*\\s)(?:[ \t\n\r]|\\[nrts])+\])(?:\*|\?|\{0?,[1-9][0-9]*\}|\{0,\})")
-"""Matches the patterns of white space that allow none and one space, which is all that JSON has here."""
+"""Matches the white-space patterns that allow no space and one space, which are all that the server's JSON has."""
 
 SUBSCHEMA = (
     "additionalItems", "additionalProperties", "contains", "else", "items", "propertyNames", "then",
@@ -72,7 +71,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class RequestedConstraint(NamedTuple):
-    """A constraint that a body asks for: our parameter, the client's field, and the value."""
+    """A constraint of a body: our parameter, the client's field, and the value."""
 
     parameter: str
     field: str
@@ -118,7 +117,7 @@ def add_constraints(
 
 
 def check_space(pattern: str, field: str, *, is_json: bool) -> None:
-    """Raises InvalidRequest for white space that the server's JSON never has, and when the output is no JSON."""
+    """Raises InvalidRequest for white space that the server's JSON never has, and if the output is not JSON."""
     if not is_json:
         raise InvalidRequest(f"{field} applies only to JSON outputs; leave it out", field=field)
     if not SPACE.fullmatch(pattern):
@@ -138,8 +137,8 @@ def named_schema(value: str | Mapping[str, Any]) -> Any:
 def closed(schema: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """Returns the schema with "additionalProperties": false in each subschema that names keys and does not have it.
 
-    Text that is no JSON stays as it is: compiling it raises the error. Raises InvalidRequest for a schema that is
-    nested too deep.
+    Leaves text that is not JSON unchanged: compiling it raises the error. Raises InvalidRequest for a schema that is
+    nested too deeply.
     """
     if isinstance(schema, str):
         try:

@@ -1,4 +1,4 @@
-"""Turns a draft, which any API makes of a body, into the engine's requests; nothing else makes them."""
+"""Turns a draft, which any API makes from a body, into engine requests. No other module makes them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tureen.requests.reading import PLAIN, Reading
 from tureen.requests.state import Context, ServerState
 
 SEED_BITS = 52
-"""Bits of a seed that the server draws: with a sample's index added it is still exact as a float64, which is all that
-JavaScript clients have."""
+"""Bits of a seed that the server draws. With a sample's index added it is still exact as a float64, the only number
+type of JavaScript clients."""
 
 REQUEST_SIZE = 32
 """Cost of making one request for `offload`: as long as tokenizing this many characters."""
 
 MAX_EXPLAINED_TOKENS = 1 << 14
-"""Most tokens of one answer that are explained; each takes some 2 KB as JSON."""
+"""Maximum number of explained tokens in one answer; each takes some 2 KB as JSON."""
 
 DTYPES = {
     "int": r"[-+]?[0-9]+[ \n]*",
@@ -42,7 +42,7 @@ DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
 
 
 EffectiveParams = Mapping[str, Mapping[str, Any]]
-"""Sampling parameters as they act: the `value` of each, and under `from` who set it."""
+"""Effective sampling parameters: the `value` of each, and under `from` its origin."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +86,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     log_metrics: bool = True
     arrived_s: float = msgspec.field(default_factory=lambda: time.monotonic())
     media: list[tuple[MediaItem, ...]] = []
-    """Pictures and videos of each request, kept apart from it: a Run takes them out, so that a plan that is kept
-    does not keep pixels."""
+    """Pictures and videos of each request. They are separate because a Run takes them out, so a stored plan holds no
+    pixels."""
     error_fields: Mapping[str, str] = {}
     effective: Mapping[int, EffectiveParams] = {}  # of the requests that ask for it, by their index
     reading: Reading = PLAIN
@@ -95,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def one_prompt(prompt: Prompt, name: str, sampling: Sampling, options: Options, **further: Any) -> Draft:
-    """Makes the draft of a body with one prompt; `further`: further fields of Draft."""
+    """Makes the draft of a body with one prompt. `further`: additional fields of Draft."""
     return Draft(prompts=(prompt,), names=(name,), samplings=(sampling,), options=(options,), **further)
 
 
@@ -151,11 +151,11 @@ class GrammarConstraint(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """Sampling of one prompt as far as it depends on the prompt's length and the server's settings."""
+    """The sampling of one prompt that depends on the prompt's length and the server's settings."""
 
     constraint: GrammarConstraint
     max_new_tokens: int
-    limit_field: str  # what the client called max_new_tokens, where it sent it
+    limit_field: str  # the client's name of max_new_tokens, if it sent it
     custom_params: Sequence[JsonObject | None]  # of each sample
 
 
@@ -177,7 +177,7 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
 
 
 def _check_may_begin(sampling: Sampling, context: Context) -> None:
-    """Raises InvalidRequest where no token is allowed before the output may end."""
+    """Raises InvalidRequest if no token is allowed before the output may end."""
     params = sampling.params
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else context.info.eos_token_ids)}
     if params.min_new_tokens and params.allowed_token_ids is not None and ends.issuperset(params.allowed_token_ids):
@@ -195,7 +195,7 @@ def _custom_params(draft: Draft, index: int) -> Sequence[JsonObject | None]:
     """Returns the custom_params of each sample of a prompt. Raises InvalidRequest.
 
     A list has an entry for each prompt, or for each output: all samples of the first prompt, then those of the second.
-    A prompt whose sampling parameters are its own is the only one of its list.
+    A list among a single prompt's own sampling parameters is about that prompt alone.
     """
     sampling = draft.samplings[index]
     values, num_samples = sampling.params.custom_params, sampling.params.n
@@ -262,7 +262,7 @@ def _requests(
 
 
 def _left(limit_ms: int | None, waited_s: float) -> int | None:
-    """Returns what is left of a limit in milliseconds after `waited_s`."""
+    """Returns the rest of a limit in milliseconds after `waited_s`."""
     return limit_ms if limit_ms is None or not waited_s else max(1, limit_ms - round(waited_s * 1000))
 
 
@@ -272,19 +272,19 @@ def _with_custom(params: SamplingParams, custom_params: JsonObject | None) -> Sa
 
 
 def cache_namespace(owner: str, salt: str = "") -> str:
-    """Returns the namespace of a request's cached prefixes; no `salt` of one client spells the namespace of another."""
+    """Returns the namespace of a request's cached prefixes. No `salt` of one client gives the namespace of another."""
     return f"{owner}\n{salt}" if owner or salt else ""
 
 
 def salt_of(salt: str, extra_key: str | Sequence[str] | None) -> str:
-    """Returns what separates a request's prefix cache: the salt and the extra keys together."""
+    """Returns the salt of a request's prefix cache: the salt and the extra keys together."""
     if extra_key is None:
         return salt
     return "\0".join((salt, *([extra_key] if isinstance(extra_key, str) else extra_key)))
 
 
 def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, context: Context) -> int:
-    """Returns how many tokens the output may have: the default ends with the context. Raises InvalidRequest."""
+    """Returns the maximum number of output tokens. A default is limited by the context. Raises InvalidRequest."""
     room = context.capacity - num_prompt
     requested = sampling.params.max_new_tokens
     if room < (0 if requested == 0 else 1):
@@ -310,11 +310,11 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
 
 
 def effective_params(request: GenerateRequest, sampling: Sampling, context: Context) -> EffectiveParams:
-    """Returns every sampling parameter as it acts on a request; who set it is request, server, model or default."""
+    """Returns every effective sampling parameter of a request. Its origin is request, server, model or default."""
     values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
     origins: dict[str, str] = dict(sampling.origins)
     if request.max_new_tokens != sampling.params.max_new_tokens:
-        origins["max_new_tokens"] = "model"  # lowered to what is left of the context
+        origins["max_new_tokens"] = "model"  # lowered to the rest of the context
     if sampling.params.stream_interval is None and context.config.stream_interval != 1:
         origins["stream_interval"] = "server"
     values |= {

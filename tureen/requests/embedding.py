@@ -28,10 +28,10 @@ PoolingField = Literal["mean", "last", "cls"]
 
 
 class EmbeddingOptions(NamedTuple):
-    """How embeddings are computed, as a body asks for it."""
+    """A body's options for computing embeddings."""
 
     hidden_states: HiddenStates
-    truncate: int | None = None  # most tokens of a text that are kept; -1 = as many as the model takes
+    truncate: int | None = None  # maximum tokens kept of a text; -1 = the model's maximum
     adapter: str = ""
     priority: int = 0
 
@@ -92,8 +92,8 @@ async def embed(
 
 
 def vector_of(output: Output) -> NDArray[np.float64]:
-    """Returns the embedding of a finished output: [hidden_size], not normalised. Raises DeadlineExceeded when the
-    request was ended before there was one."""
+    """Returns the embedding of a finished output: [hidden_size], not normalised. Raises DeadlineExceeded if the request
+    ended before it was computed."""
     if not output.hidden_states:
         raise DeadlineExceeded("the request was ended, by its deadline_ms or an abort, before its prompt was computed")
     return np.frombuffer(output.hidden_states[-1], dtype=np.float32).astype(np.float64)
@@ -106,7 +106,7 @@ def normalised(vector: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def limit_of(truncate: int, context: Context) -> int:
-    """Returns the most tokens of a prompt that `truncate` leaves. Raises InvalidRequest."""
+    """Returns the number of tokens to which `truncate` limits a prompt. Raises InvalidRequest."""
     if truncate == -1:
         return context.capacity
     if not 1 <= truncate <= context.capacity:

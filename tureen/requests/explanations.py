@@ -11,19 +11,20 @@ from tureen.requests.state import Context
 
 
 def rendered(explanations: Sequence[Explanation], context: Context) -> list[dict[str, Any]]:
-    """Returns the explanations as answers of all APIs have them. Token texts are as in log-probabilities."""
+    """Returns the explanations in the form of all APIs' answers. Token texts are as in log-probabilities."""
     return [_shown(explanation, context) for explanation in explanations]
 
 
 class Explained:
-    """Gives the explanations of an output that grows, each once."""
+    """The explanations of a growing output, each of which is returned once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._num_given = 0
 
     def new(self, output: Output) -> dict[str, Any]:
-        """Returns the field with the explanations of the tokens since the last call; none where nobody asks for it."""
+        """Returns the field with the explanations of the tokens since the last call; {} if the request asks for
+        none."""
         if not output.request.explain:
             return {}
         explanations = output.remarks.explanations[self._num_given : len(output.token_ids)]
@@ -32,7 +33,7 @@ class Explained:
 
 
 def joined_explanations(outputs: Sequence[Output], explained: Sequence[Explained]) -> dict[str, Any]:
-    """Returns the field with the new explanations of each output, of an answer that has one place for all of them."""
+    """Returns the field with the new explanations of all outputs, for an answer with one place for all of them."""
     fields = [each.new(output) for each, output in zip(explained, outputs, strict=True)]
     return {"explanations": [field["explanations"] for field in fields]} if any(fields) else {}
 
@@ -57,7 +58,7 @@ def _texts(token_ids: Iterable[int], context: Context) -> list[dict[str, Any]]:
 
 
 def _stage(stage: StageView) -> dict[str, Any]:
-    """Returns a stage without the fields that it has not."""
+    """Returns a stage without its unset fields."""
     fields: dict[str, Any] = {"stage": stage.name}
     if stage.value is not None:
         fields["value"] = stage.value

@@ -1,4 +1,4 @@
-"""Makes the prompts of completions that fill in the gap between a prompt and a suffix."""
+"""Makes prompts of completions that fill the gap between a prompt and a suffix."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def fill_in_tokens(context: Context, field: str = "suffix", fix: str = "leave it
 
 
 async def fill_in_prompts(texts: Sequence[str], names: Sequence[str], suffix: str, context: Context) -> list[Prompt]:
-    """Returns the prompts that ask for what stands between each text and `suffix`. `names`: what errors call each
-    text. Raises InvalidRequest."""
+    """Returns the prompts for the text between each of the texts and `suffix`. `names`: what errors call each text.
+    Raises InvalidRequest."""
     tokens, tokenizer = fill_in_tokens(context), context.tokenizer
     tokenising.check_lengths([*texts, suffix], [*names, "suffix"], context)
     [start] = await tokenising.encode([""], tokenizer)

@@ -1,4 +1,4 @@
-"""Runs requests for every API: submits them, follows their outputs, aborts them when nobody listens any more."""
+"""Runs requests for every API: submits them, follows their outputs, and aborts them when the client has left."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tureen.requests.state import ServerState
 from tureen.text.messages import Part
 
 WHOLE_INTERVAL = 64
-"""Tokens between two updates of an output that is not streamed."""
+"""Number of tokens between two updates of an output that is not streamed."""
 
 TIME_LIMIT = "time_limit"
 """Reason of an abort that the request asked for: its output ends as at a limit of tokens."""
 
 EXPLANATION_SIZE = 64
-"""Numbers in a token's explanation, about."""
+"""Approximate number of numbers in the explanation of a token."""
 
 GROWING = ("versions", "token_ids", "output_logprobs", "prompt_logprobs", "hidden_states")
 """Lists of an output that grow."""
@@ -46,15 +46,15 @@ log = get_logger("api")
 
 
 async def check_grammar(output: Output, last: OutputDelta, state: ServerState, reading: Reading = PLAIN) -> None:
-    """Checks an output that is complete by its grammar with another implementation, in a helper process.
+    """Checks an output that its grammar says is complete, with another implementation in a helper process.
 
-    Where the grammar does not keep all of the constraint, the output may be wrong, and its `remarks` say so.
-    `last`: the delta that ends it, not yet added to `output`; `reading`: tells calls from an answer, where an output
-    may be either. Raises RequestFailed when the two differ otherwise.
+    If the grammar does not enforce the whole constraint, the output may be wrong, and its `remarks` say so.
+    `last`: the delta that ends it, not yet added to `output`. `reading`: distinguishes calls from an answer. Raises
+    RequestFailed if the two implementations differ for any other reason.
     """
     spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
     if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
-        return  # text that a stop string has cut need not match the grammar
+        return  # text that a stop string cut need not match the grammar
     ends = state.context.info.eos_token_ids
     if finish.matched in output.request.params.stop_token_ids and finish.matched not in ends:
         return
@@ -66,7 +66,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState, r
         return
     complaint = verdict.complaint
     if last.unenforced:
-        is_valid = None if spec.kind == "structural_tag" else complaint is None  # nobody judges tags
+        is_valid = None if spec.kind == "structural_tag" else complaint is None  # tags have no final check
         output.remarks = output.remarks._replace(unenforced=(), is_valid=is_valid)
     elif complaint is not None:
         state.metrics.add("num_grammar_mismatch")
@@ -80,7 +80,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState, r
 
 
 def _name_client_field(error: TureenError, error_fields: Mapping[str, str]) -> None:
-    """Replaces a path in an error about a constraint that the server made by the client's field. `error_fields`:
+    """Replaces the path in an error about a constraint that the server made with the client's field. `error_fields`:
     path -> field."""
     for path, field in error_fields.items():
         _, separator, problem = error.message.partition(f"{path}: ")
@@ -89,9 +89,9 @@ def _name_client_field(error: TureenError, error_fields: Mapping[str, str]) -> N
 
 
 def most_tokens(request: GenerateRequest, index: int) -> int:
-    """Returns the most tokens that a request may use, prompt and output together.
+    """Returns the maximum number of tokens that a request may use, prompt and output together.
 
-    `index`: its place in its group. Of the samples of one prompt only the first is charged for the prompt.
+    `index`: its place in its group. Only the first sample of a prompt is charged for the prompt.
     """
     return _prompt_tokens(request, index) + request.max_new_tokens
 
@@ -101,7 +101,7 @@ def _prompt_tokens(request: GenerateRequest, index: int) -> int:
 
 
 class FinishedOutput(msgspec.Struct):
-    """A finished output, as far as reading needs it."""
+    """The part of a finished output that reading needs."""
 
     text: str
     token_ids: list[int]
@@ -109,33 +109,33 @@ class FinishedOutput(msgspec.Struct):
 
 
 class Sent(NamedTuple):
-    """How much of an output was sent."""
+    """The amount of an output that was sent."""
 
     tokens: int = 0
     chars: int = 0
 
 
 class Remarks(NamedTuple):
-    """Remarks of an answer on an output: whether it fits its constraint, and how it was sampled."""
+    """Notes of an answer about an output: whether it matches its constraint, and how it was sampled."""
 
     explanations: list[Explanation]  # of each token so far, if they were asked for
-    unenforced: tuple[str, ...] = ()  # of what the constraint says: "uniqueItems at /tags"
-    is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
-    effective: EffectiveParams | None = None  # None: nobody asked for them
+    unenforced: tuple[str, ...] = ()  # unenforced parts of the constraint: "uniqueItems at /tags"
+    is_valid: bool | None = None  # if something is not enforced; None: the output was cut, or the check did not finish
+    effective: EffectiveParams | None = None  # None: not requested
     timeline: Timeline | None = None  # once it has ended, if it is timed
     first: tuple[float, int] | None = None  # seconds until the first tokens came, and their number
     hardware: tuple[str, ...] = ()  # that has computed it, where it moved to another one
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Returns what an answer says of the constraint: nothing where all was enforced."""
+        """Returns an answer's notes about the constraint; {} if all of it was enforced."""
         if not self.unenforced:
             return {}
         return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
 
 
 class Output:
-    """The output of one request so far, and how much of it was sent to the client."""
+    """The output of one request so far, and the amount that was sent to the client."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class Output:
         self.versions: list[tuple[str, int]] = []  # of the weights that computed it, with the number of tokens
 
     def note_origin(self, weight_version: str, hardware: tuple[str, ...], num_new: int) -> None:
-        """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` that
-        computed all so far, where it changed."""
+        """Records the version of the weights that computed a new piece of `num_new` tokens, and the `hardware` if it
+        changed."""
         if not self.versions or self.versions[-1][0] != weight_version:
             self.versions.append((weight_version, 0))
         self.versions[-1] = (weight_version, self.versions[-1][1] + num_new)
@@ -191,21 +191,21 @@ class Output:
 
     @property
     def constraint_notes(self) -> dict[str, Any]:
-        """Returns what an answer says of its constraint, beside the reason why it ended; nothing where all was
-        enforced and no limit was near."""
+        """Returns an answer's notes about its constraint, next to the finish reason; {} if all of it was enforced and
+        no limit was near."""
         is_closed_early = self.finish is not None and self.finish.closed_early
         return self.remarks.metadata | ({"closed_early": True} if is_closed_early else {})
 
     @property
     def ending_notes(self) -> dict[str, Any]:
-        """Returns what an answer says beside the reason why the output ended: the `constraint_notes`, and the sampling
-        parameters where the request asks for them."""
+        """Returns an answer's notes next to the finish reason: the `constraint_notes`, and the sampling parameters if
+        the request asks for them."""
         effective = self.remarks.effective
         return self.constraint_notes | ({} if effective is None else {"effective": effective})
 
     @property
     def num_logprobs(self) -> int:
-        """How many log-probabilities, or numbers of explanations, an answer shows for the output so far."""
+        """Number of log-probabilities and numbers of explanations that an answer shows for the output so far."""
         spec, num_explained = self.request.logprobs, len(self.remarks.explanations) * EXPLANATION_SIZE
         if spec is None:
             return num_explained
@@ -214,7 +214,7 @@ class Output:
         return num_explained + num_drawn + num_positions * (1 + spec.top + len(spec.token_ids))
 
     def snapshot(self) -> Output:
-        """Returns a copy for a thread to read: the output itself goes on growing on the event loop."""
+        """Returns a copy for a thread to read, because the output itself continues to grow on the event loop."""
         copied = copy.copy(self)
         for name in GROWING:
             setattr(copied, name, list(getattr(self, name)))
@@ -228,8 +228,8 @@ class Output:
 
 
 def joined_notes(outputs: Sequence[Output]) -> dict[str, Any]:
-    """Returns the `constraint_notes` of an answer that has one place for all its outputs: `valid` where all are, and
-    `closed_early` where any is."""
+    """Returns the `constraint_notes` of an answer that has one place for all its outputs: `valid` if all are, and
+    `closed_early` if any is."""
     notes = [output.constraint_notes for output in outputs]
     joined = {key: value for some in notes for key, value in some.items()}
     if "valid" in joined:
@@ -238,7 +238,7 @@ def joined_notes(outputs: Sequence[Output]) -> dict[str, Any]:
 
 
 class OutputEvent(NamedTuple):
-    """An update of one output: the whole output so far, and the parts that are new in it."""
+    """An update of one output: the whole output so far, and its new parts."""
 
     output: Output
     parts: list[Part]
@@ -251,7 +251,7 @@ class RequestTrace(Protocol):
     trace_id: str
 
     def add(self, output: Output, finish: str, model_name: str) -> None:
-        """Takes an output that has ended. `finish`: why."""
+        """Adds an output that has ended. `finish`: its finish reason."""
 
 
 class Meter:
@@ -260,7 +260,7 @@ class Meter:
     def __init__(self, metrics: Metrics, started_s: float, *, is_timed: bool) -> None:
         """`is_timed`: whether its times are observed, not only its tokens counted."""
         self.num_tokens = 0
-        self.first_s: float | None = None  # when the first token came, of the monotonic clock
+        self.first_s: float | None = None  # arrival of the first token, on the monotonic clock
         self._is_timed = is_timed
         self._last_s = started_s
         self._first = metrics.histogram("time_to_first_token_seconds")
@@ -283,7 +283,7 @@ class Meter:
 
 
 class Run:
-    """Runs the requests of one body together: all are submitted, and when one fails or the client leaves, all end."""
+    """Runs the requests of one body together. If one fails or the client leaves, all of them end."""
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
         self.work = current_work()
@@ -304,8 +304,8 @@ class Run:
         }
 
     async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
-        """Yields `updates`, each with the new parts that the output's reader found; every API makes its answers and
-        streams of these events."""
+        """Yields `updates`, each with the new parts that the output's reader found. Every API makes its answers and
+        streams from these events."""
         readers = {output.index: self._reading.reader() for output in self.outputs}
         async with contextlib.aclosing(self.updates(interval)) as updates:
             async for output in updates:
@@ -313,13 +313,13 @@ class Run:
                 yield OutputEvent(output, reader.catch_up(output), reader)
 
     async def updates(self, interval: int | None = None) -> AsyncGenerator[Output, None]:
-        """Yields an output again with its first token, after every `interval` further tokens and at its end; None = the
-        interval of the request or else of the server. Closing the generator aborts the requests that have not ended.
+        """Yields an output at its first token, after every `interval` further tokens and at its end; None = the
+        interval of the request or else of the server. Closing the generator aborts unfinished requests.
 
-        Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
-        left in its quota.
+        Raises the TureenError of the first request that fails, TooManyRequests for a client whose quota has too few
+        tokens left.
         """
-        self._state.check_names(self.owner, self._names)  # a request that is refused displaces no other
+        self._state.check_names(self.owner, self._names)  # a refused request must displace no other
         coming = self._state.room.coming(len(self.outputs), when_idle=self.work.when_idle)
         with self._holding(), coming as self._submit:
             self._state.enter(self.owner, self._names)
@@ -337,24 +337,25 @@ class Run:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether these hold places in the queue and the HTTP request has no tokens or finished outputs yet."""
+        """Whether these requests hold places in the queue, and the HTTP request has no tokens or finished outputs
+        yet."""
         work = self.work
         has_begun = work.num_tokens or work.prompt_tokens or any(output.finish is not None for output in self.outputs)
         return not (has_begun or work.when_idle or self._displacement)
 
     def displace(self, error: TureenError) -> None:
-        """End the requests, which wait in the queue, with an error."""
+        """End these waiting requests with an error."""
         self._displacement = error
         self.abort("displaced")
 
     def abort(self, reason: str) -> None:
-        """Aborts the requests that have not ended; `reason` stands in their finish reason."""
+        """Aborts the unfinished requests; `reason` is in their finish reason."""
         for output in self.outputs:
             self._state.client.abort(output.request.id, reason)
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[None]:
-        """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
+        """Reserves the maximum number of tokens that the outputs may use in the client's quota, until they end. Raises
         TooManyRequests."""
         max_tokens = {output.index: most_tokens(output.request, output.index) for output in self.outputs}
         self._holds = self.work.begin_outputs(max_tokens)
@@ -421,14 +422,14 @@ class Run:
                 num_prompt = 0
 
         stream: Any = self._state.client.generate(self._take(output), due, watch)
-        finish = "abort"  # stays so when the generator is closed early
+        finish = "abort"  # stays true if the generator is closed early
         try:
             self._check_place()
             self._submit()  # frees the reserved place; the stream submits the request in its first turn
             async with contextlib.aclosing(stream):
                 async for delta in stream:
                     self._check_place(delta)
-                    await check_grammar(output, delta, self._state, self._reading)  # before the end is seen
+                    await check_grammar(output, delta, self._state, self._reading)  # before the end is processed
                     output.add(delta)
                     if output.finish is not None:
                         finish = output.finish.type
@@ -450,8 +451,8 @@ class Run:
                 self._count(output, finish, meter.num_tokens)
 
     def _check_place(self, delta: OutputDelta | None = None) -> None:
-        """Raise the error of a run that was displaced, unless `delta` ends it with a whole output. Tokens of the step
-        that ran meanwhile are dropped."""
+        """Raise the error of a displaced run, unless `delta` ends it with a whole output. Drop the tokens of the step
+        that ran meanwhile."""
         if self._displacement is not None and (delta is None or delta.finish is None or delta.finish.type == "abort"):
             raise self._displacement
 
@@ -470,7 +471,7 @@ class Run:
             trace.add(output, finish, self._state.context.info.model_name)
 
     def _take(self, output: Output) -> GenerateRequest:
-        """Returns the output's request with its pixels, and keeps none here: they are the engine's from now on."""
+        """Returns the output's request with its pixels, and releases them here: the engine owns them from now on."""
         media = self._media.pop(output.index, ())
         return msgspec.structs.replace(output.request, media=media) if media else output.request
 

@@ -34,9 +34,9 @@ class Helpers:
             self._templates.share(budget)
 
     async def check(self, spec: GrammarSpec, text: str) -> CheckVerdict | None:
-        """Checks a constrained output in a process of its own, and returns what in it does not fit.
+        """Checks a constrained output in a separate process, and returns its mismatches.
 
-        Returns None, and counts it, when there was no process to check it or it took too long.
+        Returns None, and counts the output, if no process could check it or the check took too long.
         """
         try:
             checker = self.checker
@@ -64,11 +64,12 @@ class Helpers:
 
     @property
     def num_unverified(self) -> int:
-        """How many constrained outputs were sent unchecked."""
+        """Number of constrained outputs that were sent unchecked."""
         return self._num_unchecked + (0 if self._checker is None else self._checker.unverified)
 
     async def close(self) -> None:
-        """Ends the helper processes. Those that render chat templates end with the last server of this process."""
+        """Ends the helper processes. The processes that render chat templates end with the last server of this
+        process."""
         templates, self._templates = self._templates, None
         if templates is not None and template_pool.leave(templates):
             await asyncio.to_thread(templates.close)

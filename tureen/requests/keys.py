@@ -1,4 +1,4 @@
-"""Reads API keys from flags and files, finds the key in a request, and says which routes it opens."""
+"""Reads API keys from flags and files, finds the key in a request, and decides which routes it opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_NAME_CHARS = 64
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of one client; None = the limit that the settings have for everybody."""
+    """Limits of one client; None = the limit that the settings have for all clients."""
 
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
@@ -32,7 +32,7 @@ NO_LIMITS = Limits()
 
 
 class Key(msgspec.Struct, frozen=True):
-    """An API key. `digest`: its SHA-256; `name`: the client that has it, "" for a key from a flag, which many share."""
+    """An API key. `digest`: its SHA-256; `name`: its client, "" for a key from a flag, which many clients share."""
 
     digest: bytes
     name: str
@@ -49,7 +49,7 @@ class Keys(msgspec.Struct, frozen=True):
     def find(self, authorization: bytes) -> Key | None:
         """Returns the key in an Authorization header (`Bearer KEY`), None when it has no valid one.
 
-        Compares with every key in constant time, so that timing tells nothing about the keys.
+        Compares with every key in constant time, so timing reveals nothing about the keys.
         """
         scheme, presented = authorization[: len(SCHEME)], authorization[len(SCHEME) :]
         presented_digest = hashlib.sha256(presented).digest()
@@ -69,7 +69,7 @@ class Keys(msgspec.Struct, frozen=True):
     def admin_refusal(self, key: Key | None, authorization: bytes, *, is_local: bool) -> TureenError | None:
         """Return the error for a caller that may not call an admin route; None = it may. `key`: as for `user_refusal`.
 
-        `is_local`: the caller is on this machine, and is no page of another site.
+        `is_local`: the caller is on this machine, and is not a page of another site.
         """
         if key is not None:
             return (
@@ -87,7 +87,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def _why_refused(authorization: bytes, needed: str) -> str:
-    """Return the message for an Authorization header, b"" = none, without a key of the server."""
+    """Return the message for an Authorization header without a valid key. b"" = no header."""
     if not authorization:
         return f"{needed}; send the header 'Authorization: Bearer KEY'"
     if authorization[: len(SCHEME)].lower() != SCHEME.lower():
@@ -150,7 +150,7 @@ def _add_file(keys: dict[bytes, Key], path: str) -> None:
 
 
 def _limits(settings: list[str], where: str) -> Limits:
-    """Reads the SETTING=NUMBER words behind NAME KEY. Errors do not show a wrong word: it might be a piece of a key."""
+    """Reads the SETTING=NUMBER words after NAME KEY. Errors do not show a wrong word, which may be part of a key."""
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
@@ -172,8 +172,7 @@ def read_file(flag: str, path: str) -> bytes:
 
 
 def read_secret(flag: str, path: str) -> bytes:
-    """Reads a file as `read_file` does, and raises StartupError too when every user of the machine may read or change
-    it."""
+    """Reads a file as `read_file` does. Also raises StartupError if every user of the machine may read or change it."""
     content, status = _read(flag, path)
     if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise StartupError(f"{flag} {path}: every user of this machine may read or change it; run chmod 600 on it")

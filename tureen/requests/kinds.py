@@ -1,4 +1,4 @@
-"""Refuses requests for which a model is of the wrong kind, and names the routes that answer."""
+"""Refuses requests that the model's kind cannot answer, and names the routes that work."""
 
 from __future__ import annotations
 

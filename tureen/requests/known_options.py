@@ -1,5 +1,5 @@
-"""Knows what all dialects have in common about options: which values switch one off, and which fields change an answer
-in some API, so that no other API ignores them."""
+"""Knows the options of all dialects: the values that switch one off, and the fields that change an answer in some API,
+so that no other API ignores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KnownOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file known_options.toml."""
 
     absent: dict[str, AbsentOption]
-    beside: dict[str, str]  # option -> the absent one without which it does nothing
+    beside: dict[str, str]  # option -> the absent option without which it has no effect
     off: dict[str, list[Any]]
     names: dict[str, str]  # another API's name of a sampling parameter -> its own
     others: NameList
@@ -44,26 +44,26 @@ class KnownOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ActingField(NamedTuple):
     """A field that changes the answer in some API."""
 
-    routes: tuple[str, ...] = ()  # that honour it; () = this server has it nowhere
+    routes: tuple[str, ...] = ()  # routes that honour it; () = no route of this server does
     off: tuple[Any, ...] = ()  # values that switch it off
 
 
 @cache
 def known_options() -> KnownOptions:
-    """Returns what the file says."""
+    """Returns the content of the file."""
     text = Path(__file__).with_name("known_options.toml").read_text(encoding="utf-8")
     return msgspec.toml.decode(text, type=KnownOptions)
 
 
 def folded(name: str) -> str:
-    """Returns a name in small letters and without underscores, as names are compared."""
+    """Returns a name in lower case and without underscores, for comparisons."""
     return name[:64].lower().replace("_", "").replace("-", "")
 
 
 @cache
 def acting_fields() -> dict[str, ActingField]:
-    """Returns each field that changes the answer in some API, by its folded name: all fields that the dialects honour
-    or refuse, and those that only other servers have, but for the harmless ones."""
+    """Returns the fields that change the answer in some API, by their folded names: all fields that dialects honour or
+    refuse, and those that only other servers have, except the harmless ones."""
     known = known_options()
     routes, defaults = defaultdict[str, list[str]](list), defaultdict[str, list[Any]](list)
     for name, route, default in _honoured():
@@ -93,7 +93,7 @@ def _honoured() -> Iterator[tuple[str, str, Any]]:
 
 
 def _refused() -> Iterator[tuple[str, Any]]:
-    """Yields each field that a dialect refuses, and the value that asks for nothing."""
+    """Yields each field that a dialect refuses, with the value that switches it off."""
     for _, part in _parts():
         for name, (nothing, _why) in part.table.refused.items():
             if "*" not in name and "[" not in name:
@@ -109,7 +109,7 @@ def _parts() -> Iterator[tuple[str, Any]]:
 
 
 def _common(defaults: list[Any]) -> list[Any]:
-    """Returns the default that all APIs have for a field; () if they differ, or if it says nothing."""
+    """Returns the default that all APIs have for a field; () if they differ, or if the default carries no meaning."""
     first = defaults[0] if defaults else None
     if first is None or first is msgspec.NODEFAULT:
         return []
@@ -122,7 +122,7 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 def is_off(name: str, value: Any) -> bool:
-    """Returns whether a value of a known option asks for nothing: an empty one, or one that switches the option off."""
+    """Returns whether a value has no effect: it is empty, or it switches the option off."""
     field = acting_fields().get(folded(name))
     if field is None:
         return False
@@ -131,7 +131,7 @@ def is_off(name: str, value: Any) -> bool:
 
 
 def same_here(name: str, known: Collection[str]) -> str | None:
-    """Returns the one of the names `known` that means the same sampling parameter as `name`; None = there is none."""
+    """Returns the name in `known` that means the same sampling parameter as `name`; None = no name does."""
     names = {folded(other): parameter for other, parameter in known_options().names.items()}
     parameter = names.get(folded(name), name)
     return next((other for other in known if other != name and names.get(folded(other), other) == parameter), None)

@@ -14,7 +14,7 @@ from tureen.requests.state import ServerState
 async def loading(
     state: ServerState, owner: str, names: Mapping[str, tuple[int, ...]], limits_ms: Mapping[str, int | None]
 ) -> AsyncIterator[None]:
-    """Ends the block inside at the first of the deadlines, or when the client aborts one of `names`.
+    """Ends the block at the first of the deadlines, or when the client aborts one of `names`.
 
     `names`: name -> indices of its requests; `limits_ms`: field -> milliseconds from now, None = no limit. Raises
     InvalidRequest when a name is in use, Unavailable at a deadline or a shutdown, RequestFailed when aborted.

@@ -1,4 +1,4 @@
-"""Reads the fields that bring pictures and videos, and replaces their placeholders with the loaded items."""
+"""Reads the fields with pictures and videos, and replaces their placeholders with the loaded items."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MediaReferences = MediaReference | list[MediaReference] | list[MediaReference | 
 DIGEST_DIGITS = 15  # hex digits of a picture's digest in its token ids, which have 64 bits
 
 MAX_PIXEL_BYTES = 256 << 20
-"""Most bytes of pixels that the pictures and videos of one body have together; equal ones count once."""
+"""Maximum bytes of pixels of all pictures and videos in one body; equal ones count once."""
 
 
 class PromptMedia(NamedTuple):
-    """The pictures and videos of one prompt, as references, and the names of the fields that they came in."""
+    """The pictures and videos of one prompt, as references, and the names of their fields."""
 
     pictures: tuple[str, ...]
     videos: tuple[str, ...]
@@ -42,12 +42,12 @@ class PromptMedia(NamedTuple):
 
     @property
     def num_videos(self) -> int:
-        """How many videos come with the prompt; pictures that are frames make one."""
+        """Number of videos of the prompt; pictures that are frames count as one."""
         return len(self.videos) + (1 if self.modality == "video" and self.pictures else 0)
 
     @property
     def num_pictures(self) -> int:
-        """How many pictures come with the prompt, without frames of a video."""
+        """Number of pictures of the prompt, without frames of a video."""
         return 0 if self.modality == "video" else len(self.pictures)
 
     @property
@@ -121,7 +121,7 @@ def _reference(reference: MediaReference, field: str) -> str:
             f'{field}: an object for a picture is {{"url": URL, data: URL, path or base64}}; {got}', field=field
         )
     if reference.get("detail") not in (None, "auto", "high"):
-        tell(f"{field}.detail", "pictures are always shown as finely as the model takes them")
+        tell(f"{field}.detail", "pictures always have the model's full resolution")
     return url
 
 
@@ -162,8 +162,8 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
     num_sent = sent_media.num_pictures + sent_media.num_videos
     if num_sent and family.inner_id in token_ids:
         raise InvalidRequest(
-            f"{name} has token {family.inner_id}, which stands for one of a picture's embeddings; leave those tokens "
-            f"out, and write one {family.placeholder} for each picture",
+            f"{name} has token {family.inner_id}, which is a placeholder for a picture's embeddings; leave such "
+            f"tokens out, and write one {family.placeholder} for each picture",
             field=name,
             code="image_placeholder_mismatch",
         )
@@ -174,7 +174,7 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
             field=sent_media.field,
             code="invalid_image",
         )
-    # a video may stand at a picture's placeholder: models that take both were trained with that
+    # a video may replace a picture's placeholder: models with both were trained with that
     if num_videos <= sent_media.num_videos and num_pictures + num_videos == num_sent:
         return
     if family.placeholder_id is None and name.startswith("input_ids"):
@@ -251,7 +251,9 @@ class MediaPlacer:
         parts = self._loader.family.parts(prepared)
         misfits = any(part.grid and math.prod(part.grid) != part.num_tokens for part in parts)
         if misfits or sum(part.num_tokens for part in parts) != prepared.num_tokens:
-            raise RequestFailed(f"{field} could not be decoded: its process answered nonsense", field=field)
+            raise RequestFailed(
+                f"{field} could not be decoded: its helper process returned an invalid answer", field=field
+            )
         whole = self._item(prepared, field)
         placed: list[PlacedPart] = []
         before = 0
@@ -282,7 +284,7 @@ class MediaPlacer:
             self._num_bytes += prepared.pixels.nbytes
             if self._num_bytes > MAX_PIXEL_BYTES:
                 raise InvalidRequest(
-                    f"{field}: the pictures of one body may have {MAX_PIXEL_BYTES >> 20} MiB as the model takes them; "
+                    f"{field}: all pictures of a body may take {MAX_PIXEL_BYTES >> 20} MiB after resizing; "
                     "send fewer at a time",
                     field=field,
                     code="invalid_image",

@@ -11,17 +11,17 @@ from tureen.requests import telling
 from tureen.requests.state import ServerState
 
 ANY = ("", "default", "tgi", "dummy")
-"""Names that mean the served model, whatever it is called: ours, and those that clients of TGI and of SGLang send."""
+"""Names that mean the served model, whatever its name: ours, and those that clients of TGI and SGLang send."""
 
 LATEST = "latest"
-"""Tag that Ollama's clients put behind the name of a model."""
+"""Tag that Ollama's clients append to the name of a model."""
 
 FORMAT = re.compile(r"[.:-](?:i?q\d\w*|b?f16|f32)$")
 """The end of the name of a GGUF file or model, in lower case: the format of its weights."""
 
 
 class ModelNames(NamedTuple):
-    """The names that mean one model, or one of its adapters."""
+    """The names of one model and its adapters."""
 
     name: str
     paths: tuple[str, ...]  # where it was loaded from
@@ -29,8 +29,8 @@ class ModelNames(NamedTuple):
     files: tuple[str, ...] = ()  # the names of its GGUF files
 
     def is_served(self, model: str) -> bool:
-        """Returns whether a name means the model: its name or that of its file, in any case, with the organisation in
-        front, without the format of its weights; or where it was loaded from."""
+        """Returns whether a name means the model: its name or its file's name, in any case, with or without
+        organisation and weight format, or the place that it was loaded from."""
         names = [_last_part(name) for name in (self.name, *self.files)]
         return model in (self.name, *self.paths) or _last_part(model) in (*names, *(FORMAT.sub("", n) for n in names))
 
@@ -61,8 +61,8 @@ def names_of(state: ServerState) -> ModelNames:
 def adapter_of(model: str | None, state: ServerState) -> str:
     """Returns the adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself.
 
-    A server of one model answers to any name, and tells that it did. Raises NotFound where it has adapters or several
-    models, or was started with --strict-model-names.
+    A server of one model accepts any name and reports it as ignored. Raises NotFound if the server has adapters or
+    several models, or was started with --strict-model-names.
     """
     if model is None or is_served(model, state):
         return ""
@@ -81,7 +81,7 @@ def adapter_of(model: str | None, state: ServerState) -> str:
 
 
 def unknown_model(model: str, names: Iterable[str]) -> NotFound:
-    """Returns the error for a name that means no model. `names`: those that there are."""
+    """Returns the error for a name that means no model. `names`: the known names."""
     return NotFound(
         f"the model {echo(model)} does not exist; this server has {', '.join(names)}",
         field="model",

@@ -1,4 +1,4 @@
-"""Runs work of a request that would hold up the event loop in a few threads, first come, first served."""
+"""Runs work that would block the event loop in a few threads, first come, first served."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 INLINE_CHARS = 2048
-"""Work that costs no more than tokenizing this many characters runs on the event loop: handing it to a thread costs as
-much. All pieces that one request brings within one turn of the event loop count together."""
+"""Work that costs no more than tokenizing this many characters runs on the event loop, because handing it to a thread
+costs as much. All work of one request in one turn of the event loop counts together."""
 
 LARGE = INLINE_CHARS + 1
 """A size that always goes to a thread, for work whose size is not measured."""
@@ -27,7 +27,8 @@ NUM_THREADS = 2
 """Threads. Tokenizing releases the GIL; other work takes turns with the event loop, so there are few."""
 
 MAX_WAITING = 1024
-"""Most pieces of work that wait; further requests are refused, as they would wait longer than clients do."""
+"""Maximum number of waiting pieces of work. Further requests are refused, because they would wait longer than clients
+do."""
 
 
 class Offload:

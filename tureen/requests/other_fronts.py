@@ -1,4 +1,4 @@
-"""Declares what a front knows of the fronts beside it, of which it owns what they do not."""
+"""Declares what the owner front knows about the other fronts, for which it keeps the shared state."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ class Accepting(Protocol):
     """A server that can accept the connections of another front's socket."""
 
     async def cover(self, listener: socket.socket) -> None:
-        """Accepts its connections, too, from now on."""
+        """Begins to accept its connections as well."""
 
     async def uncover(self, listener: socket.socket) -> None:
         """Leaves its connections to the other front; those that were accepted stay."""
 
 
 class OtherFronts(Protocol):
-    """The fronts beside this one, which owns what they do not."""
+    """The other fronts. This one, the owner, keeps the shared state."""
 
     @property
     def num_running(self) -> int:
-        """Requests of theirs that have not ended."""
+        """Number of their unfinished requests."""
 
     async def abort(self, rid: str | None, *, owner: str | None) -> int:
-        """Aborts requests of theirs, as Common.abort does. Returns how many there were."""
+        """Aborts their requests, as Common.abort does. Returns the number of aborted requests."""
 
     async def tell(self) -> None:
-        """Has them know what operators have changed here, before anything goes on with it."""
+        """Sends them the changes that operators made here, before any request can depend on them."""
 
     def abort_all(self, reason: str) -> int:
-        """Aborts all requests of theirs. Returns how many there were."""
+        """Aborts all their requests. Returns the number of aborted requests."""
 
     async def totals(self, own: Metrics) -> Series:
         """Returns the metrics of all fronts."""
 
     async def report(self) -> list[dict[str, Any]]:
-        """Returns what `/status` says of all fronts."""
+        """Returns the part of `/status` about all fronts."""
 
     def reload(self) -> None:
-        """Has them read keys and certificates again."""
+        """Makes them reload keys and certificates."""
 
     def share_with(self, server: Accepting) -> None:
-        """Has a server take the connections of each front that is not there, from now on."""
+        """Makes a server accept the connections of each missing front from now on."""

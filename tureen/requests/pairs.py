@@ -1,4 +1,4 @@
-"""Scores texts and pairs of texts for any API: by a classifier, or by a generator that was trained to judge."""
+"""Scores texts and pairs of texts for any API, with a classifier or with a generative model trained to judge."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tureen.requests.waves import Requester
 
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen3-Reranker's own instruction for queries that come with none."""
+"""Qwen3-Reranker's own instruction for queries without one."""
 
 
 class Pair(NamedTuple):
-    """Two texts that are scored together. A single text has no second one."""
+    """Two texts that are scored together, or a single text."""
 
     first: str
     second: str | None = None
@@ -74,7 +74,7 @@ async def judge(
     truncate: int | None = None,
     priority: int = 0,
 ) -> list[Scored]:
-    """Computes the probability that the model answers yes to each pair of a query and a document, and not no.
+    """Computes the probability that the model answers yes, not no, to each pair of a query and a document.
 
     `names` and `truncate`: as in `classify`; the prompt around the pair is never cut. Raises InvalidRequest.
     """
@@ -97,7 +97,7 @@ async def judge(
 
 
 def question(pair: Pair, instruct: str | None) -> str:
-    """Returns the part of Qwen3-Reranker's prompt that tells of the pair (arXiv:2506.05176)."""
+    """Returns the part of Qwen3-Reranker's prompt with the pair (arXiv:2506.05176)."""
     return f"<Instruct>: {instruct or INSTRUCTION}\n<Query>: {pair.first}\n<Document>: {pair.second}"
 
 
@@ -119,7 +119,7 @@ def prompt_of(pair: Pair, limit: int | None, context: Context) -> Prompt:
 
 
 def activated(logits: NDArray[np.float64], activation: ScoreActivation) -> NDArray[np.float64]:
-    """Returns the scores that a classifier's logits stand for."""
+    """Returns the scores of a classifier's logits."""
     if activation == "identity":
         return logits
     if activation == "sigmoid":

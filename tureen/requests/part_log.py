@@ -1,4 +1,4 @@
-"""Stores the parts of an answer compactly: each part as its difference from the one before it of the same output."""
+"""Stores the parts of an answer compactly: each part as its difference from the previous part of the same output."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import islice
 import msgspec
 
 GROUP = 256
-"""Most parts of a group: within it parts are read from its first on, and they are dropped together."""
+"""Maximum number of parts in a group. The parts of a group are read from its first one on, and dropped together."""
 
 BLOCK = 16  # bytes that must be equal for two parts to match again after a difference
-WINDOW = 16 << 10  # bytes behind a difference that are searched for a match
+WINDOW = 16 << 10  # bytes after a difference that are searched for a match
 MAX_TRIES = 8  # places in the old part at which a match is searched
-MAX_PIECES = 64  # pieces of a part after which no match is searched any more
+MAX_PIECES = 64  # pieces of a part after which no match is searched
 OVERHEAD = 64  # about the bytes that Python needs for each stored part
 
 DELIMITER = re.compile(rb'[,"\n\]}]')
@@ -24,11 +24,11 @@ INDEX_WITHIN = 64  # bytes from the end of a part
 _coder = msgspec.msgpack
 
 Piece = tuple[int, int] | bytes
-"""A slice (start, end) of the older part, or new bytes."""
+"""A slice (start, end) of the previous part, or new bytes."""
 
 
 class Group(msgspec.Struct):
-    """Consecutive parts, of which the first can be read without others."""
+    """Consecutive parts, the first of which can be read alone."""
 
     start: int  # number of its first part
     parts: list[bytes] = []  # each is msgpack of (its output, its pieces)
@@ -36,10 +36,10 @@ class Group(msgspec.Struct):
 
 
 class PartLog:
-    """Parts number `start` to `end` - 1, in at most about `max_bytes`: the oldest are dropped, never the newest one.
+    """Parts number `start` to `end` - 1, in about `max_bytes` at most. Drops the oldest parts, but never the newest.
 
-    Some APIs send all the text so far in each event of a stream. As a difference an event takes only its new bytes, so
-    the log grows with the text and not with its square.
+    Some APIs send the whole text so far in each event of a stream. A difference has only the new bytes, so the log
+    grows with the length of the text and not with its square.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -52,16 +52,16 @@ class PartLog:
 
     @property
     def start(self) -> int:
-        """Number of the oldest part that is kept."""
+        """Number of the oldest stored part."""
         return self._groups[0].start
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the log takes in memory, about."""
+        """Approximate bytes of memory that the log takes."""
         return self._packed_bytes + self._recent_bytes
 
     def append(self, part: bytes) -> None:
-        """Adds a part, and drops the oldest parts when there is no room."""
+        """Adds a part, and drops the oldest parts if the log is full."""
         group = self._groups[-1]
         if len(group.parts) == GROUP or group.num_bytes > self._max_bytes // 4:
             group = Group(self.end)
@@ -79,12 +79,12 @@ class PartLog:
         self._drop()
 
     def limit(self, max_bytes: int) -> None:
-        """Sets the most bytes that are kept from now on."""
+        """Sets the maximum number of bytes."""
         self._max_bytes = max_bytes
         self._drop()
 
     def close(self) -> None:
-        """Frees what only `append` needs: there are no more parts."""
+        """Frees what only `append` needs. Called after the last part."""
         self._forget_recent()
 
     def group(self, number: int) -> Group:
@@ -114,7 +114,7 @@ class Reader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether all parts so far were read."""
+        """Whether all existing parts were read."""
         return self._next == self._track.end
 
     @property
@@ -136,14 +136,14 @@ class Reader:
 
 
 def _output(part: bytes) -> bytes:
-    """Returns the bytes that tell a server-sent event's output from others: from its field `index` on, if that is the
-    event's last one; else b""."""
+    """Returns the bytes that identify the output of a server-sent event: from its field `index` on, if that is its last
+    field; else b""."""
     at = part.rfind(INDEX, max(0, len(part) - INDEX_WITHIN))
     return part[at + len(INDEX) :] if at >= 0 else b""
 
 
 def difference(new: bytes, old: bytes) -> list[Piece]:
-    """Returns `new` as slices of `old`, in order, and bytes that were not found in it."""
+    """Returns `new` as slices of `old`, in order, and bytes that are not in it."""
     pieces: list[Piece] = []
     done = follows = 0  # new[done:] is not written yet; old[follows:] is where it may match
     while done < len(new):
@@ -158,8 +158,8 @@ def difference(new: bytes, old: bytes) -> list[Piece]:
 
 
 def _resume(new: bytes, done: int, old: bytes, follows: int, *, may_look: bool) -> tuple[int, int]:
-    """Returns the positions behind new[done] and old[follows], which differ, from which the two are equal again; their
-    ends when no such place is found."""
+    """Returns the positions after new[done] and old[follows], which differ, from which the two are equal again; their
+    ends if no such place is found."""
     if may_look:
         for delimiter in islice(DELIMITER.finditer(old, follows, follows + WINDOW), MAX_TRIES):
             at = new.find(old[delimiter.start() : delimiter.start() + BLOCK], done, done + WINDOW)
@@ -169,7 +169,7 @@ def _resume(new: bytes, done: int, old: bytes, follows: int, *, may_look: bool) 
 
 
 def num_common(left: bytes, at: int, right: bytes, there: int) -> int:
-    """Returns how many bytes left[at:] and right[there:] have in common at their start."""
+    """Returns the length of the common beginning of left[at:] and right[there:]."""
     length, step = 0, BLOCK
     while (piece := left[at + length : at + length + step]) == right[there + length : there + length + step]:
         length += len(piece)

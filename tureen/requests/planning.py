@@ -36,7 +36,7 @@ Origin = Literal["request", "model", "server", "default"]
 class Names(NamedTuple):
     """An API's names for sampling parameters, for its errors."""
 
-    where: str = ""  # the object they stand in; "" = the body itself
+    where: str = ""  # the object that contains them; "" = the body itself
     renamed: Mapping[str, str] = {}  # SamplingParams' name -> the API's, where they differ
 
     def path(self, parameter: str) -> str:
@@ -51,7 +51,7 @@ class Sampling(NamedTuple):
     params: SamplingParams
     origins: Mapping[str, Origin]
     names: Names
-    banned: BannedTokens | None = None  # what bad_words are as tokens
+    banned: BannedTokens | None = None  # the tokens of bad_words
 
 
 def make_sampling(
@@ -65,7 +65,7 @@ def make_sampling(
     """Merges the request's parameters over the server's, the model's and the API's defaults, in this order of priority,
     and checks them.
 
-    `as_recommended`: the API takes what the model's makers recommend; else the model has no say. Raises InvalidRequest.
+    `as_recommended`: the API uses the values that the model's authors recommend. Raises InvalidRequest.
     """
     server, recommended = context.defaults
     model = recommended if as_recommended else {}
@@ -98,8 +98,8 @@ def _with_known_ends(params: SamplingParams, vocab_size: int, names: Names) -> S
 
 
 def _banned(params: SamplingParams, tokenizer: Tokenizer, names: Names) -> BannedTokens | None:
-    """Returns the tokens of each bad word, and those with a space before it where that is another first token and no
-    further one, as vLLM has it."""
+    """Returns the tokens of each bad word. As in vLLM, adds those of the word with a leading space if they have another
+    first token and the same length."""
     sequences: list[tuple[int, ...]] = []
     for word in params.bad_words:
         alone, within = (
@@ -133,8 +133,7 @@ async def sampling_of(
     *,
     as_recommended: bool = True,
 ) -> Sampling:
-    """Does what `make_sampling` does, in a thread when stop patterns or bad words make it slow. Raises
-    InvalidRequest."""
+    """Calls `make_sampling`, in a thread if stop patterns or bad words make it slow. Raises InvalidRequest."""
     size = PATTERN_SIZE * patterns_len([requested]) + words_len([requested])
     return await offload.run(
         size, lambda: make_sampling(requested, context, names, defaults, as_recommended=as_recommended)
@@ -142,8 +141,8 @@ async def sampling_of(
 
 
 def words_len(param_sets: Iterable[Any]) -> int:
-    """Returns the characters to tokenize of the bad words in the prompts' parameters, whose form need not be
-    checked."""
+    """Returns the number of characters of bad words to tokenize. The form of the prompts' parameters may be
+    unchecked."""
     num_chars = 0
     for params in param_sets:
         words = params.get("bad_words") if isinstance(params, Mapping) else None
@@ -153,9 +152,10 @@ def words_len(param_sets: Iterable[Any]) -> int:
 
 
 def patterns_len(param_sets: Iterable[Any]) -> int:
-    """Returns the characters of all different stop patterns in the prompts' parameters, whose form need not be checked.
+    """Returns the number of characters of all different stop patterns. The form of the prompts' parameters may be
+    unchecked.
 
-    Raises InvalidRequest when they are more than one prompt's may be.
+    Raises InvalidRequest if they exceed the limit of one prompt.
     """
     patterns: set[str] = set()
     for params in param_sets:
@@ -171,8 +171,8 @@ def patterns_len(param_sets: Iterable[Any]) -> int:
 
 
 def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: str, config: Config) -> int:
-    """Returns the number of samples a prompt, which must be the same for all. Raises InvalidRequest for a batch that is
-    empty or has too many sequences."""
+    """Returns the number of samples per prompt, which must be the same for all prompts. Raises InvalidRequest for a
+    batch that is empty or has too many sequences."""
     if not num_prompts:
         raise InvalidRequest(
             f"{prompt_field} is an empty list; it must have at least one prompt",
@@ -194,7 +194,7 @@ def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: st
 
 
 def check_batch(count: int, field: str, context: Context, max_prompts: int | None = None) -> None:
-    """Raises InvalidRequest for more prompts than one body may have; `max_prompts`: None = --max-batch-size."""
+    """Raises InvalidRequest if a body has too many prompts. `max_prompts`: None = --max-batch-size."""
     most = context.config.max_batch_size if max_prompts is None else max_prompts
     if count > most:
         setting = " (--max-batch-size)" if max_prompts is None else ""
@@ -258,7 +258,7 @@ def _rids(rid: str | list[str] | None, batch: int, is_batch: bool) -> list[str]:
 
 
 def per_prompt(value: list[T] | T, batch: int, name: str) -> list[T]:
-    """Returns a value for each prompt: a list as it is, anything else repeated. Raises InvalidRequest for a list of
+    """Returns a value for each prompt: a list unchanged, anything else repeated. Raises InvalidRequest for a list of
     another length."""
     if not isinstance(value, list):
         return [value] * batch

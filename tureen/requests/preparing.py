@@ -1,4 +1,4 @@
-"""Prepares, once no request runs, what the first chat would wait for."""
+"""Does work that the first chat would wait for, as soon as no request runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tureen.errors import TureenError
 from tureen.requests.state import ServerState
 
 IDLE_S = 0.5
-"""Seconds between two looks at whether a request runs."""
+"""Seconds between two checks whether a request runs."""
 
 
 async def probe_when_idle(state: ServerState) -> None:

@@ -1,4 +1,4 @@
-"""Checks the form of the field `custom_logit_processor`; nothing is unpickled here."""
+"""Checks the form of the field `custom_logit_processor`, without unpickling anything."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SHIPPED = re.compile(
     rb"(?:\)\x81(?:\x94|q.)?)?\.",  # an object of the class, as SGLang 0.4.3 sent it; the end
     re.DOTALL,
 )
-"""Matches a pickle that names a class of SGLang's module, or an object of it without state, and nothing else."""
+"""Matches a pickle that consists of the name of a class in SGLang's module, or of an instance without state."""
 
 
 def check_processor(value: str, config: Config, field: str) -> str:
     """Returns a processor's registered name, or a payload in the form of SGLang's CustomLogitProcessor.to_str().
 
-    A payload that only names a processor that SGLang ships is that name: no code comes with it.
-    Raises InvalidRequest for any other value, and for a payload on a server that runs no code of clients.
+    A payload that only names one of SGLang's processors, without code, becomes that name. Raises InvalidRequest for any
+    other value, and for a payload on a server that runs no client code.
     """
     if not value.lstrip().startswith("{"):
         names = [*BUILT_IN, *(entry.partition("=")[0] for entry in config.logit_processor)]
@@ -53,7 +53,7 @@ def check_processor(value: str, config: Config, field: str) -> str:
 def _payload(value: str, field: str) -> bytes:
     """Returns the pickle of a payload, unread. Raises InvalidRequest for any other form."""
     if len(value) > MAX_PAYLOAD_CHARS:
-        raise _malformed(field, f"has {len(value)} characters, at most {MAX_PAYLOAD_CHARS} are taken")
+        raise _malformed(field, f"has {len(value)} characters, at most {MAX_PAYLOAD_CHARS} are allowed")
     try:
         payload = read_json(None, value.encode())
     except (InvalidRequest, PayloadTooLarge, UnicodeEncodeError):
@@ -64,7 +64,7 @@ def _payload(value: str, field: str) -> bytes:
     version = payload.get("python", PYTHON)
     if version != PYTHON:
         raise _malformed(
-            field, f"is bytecode of Python {echo(version)}, this server runs {PYTHON}: send it from {PYTHON}, too"
+            field, f"is bytecode of Python {echo(version)}, but this server runs {PYTHON}; create it with {PYTHON}"
         )
     try:
         return bytes.fromhex(code)
@@ -73,7 +73,7 @@ def _payload(value: str, field: str) -> bytes:
 
 
 def _shipped_name(pickled: bytes) -> str | None:
-    """Returns the processor of SGLang's that a pickle names; None = it is another one. Nothing is unpickled."""
+    """Returns the name of SGLang's processor in a pickle; None for any other pickle. Unpickles nothing."""
     match = _SHIPPED.fullmatch(pickled)
     name = (match["name"] or match["old_name"]).decode() if match else None
     return name if name in SGLANG_NAMES else None

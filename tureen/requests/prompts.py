@@ -13,7 +13,7 @@ from tureen.requests.planning import check_batch
 from tureen.requests.state import Context
 
 LARGEST = {"float16": 65504.0}
-"""Largest finite number of a model's dtype, where it is less than float32's."""
+"""Largest finite number of a model's dtype, if it is less than float32's."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -27,15 +27,15 @@ class Prompt(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Prompts that are still to be tokenized, and what errors call each."""
+    """Prompts that are not tokenized yet, and their names in errors."""
 
     texts: list[str]
     names: list[str]
 
 
 def shown_ids(ids: Sequence[int], context: Context) -> list[int]:
-    """Returns the ids of a prompt's tokens as answers show them: those of a picture are its placeholder's, or the one
-    that the model has for its embeddings."""
+    """Returns the ids of a prompt's tokens as answers show them. A picture's tokens have the id of its placeholder, or
+    the id that the model has for its embeddings."""
     if not ids or min(ids) > NO_TOKEN:
         return list(ids)
     placeholder = next(iter(sorted(context.placeholder_ids)), NO_TOKEN)
@@ -110,8 +110,8 @@ def id_lists(
 
 
 def last_tokens(prompt: Prompt, most: int | None, field: str) -> Prompt:
-    """Returns the last `most` tokens of a prompt; None = all. Raises InvalidRequest with `field`, which asks for this,
-    for a prompt with pictures that would be cut."""
+    """Returns the last `most` tokens of a prompt; None = all. Raises InvalidRequest naming `field`, which has the
+    limit, if a prompt with pictures would be cut."""
     if most is None or len(prompt.token_ids) <= most:
         return prompt
     if prompt.media:
@@ -131,7 +131,8 @@ def too_long(num_prompt: int, prompt_name: str, context: Context) -> ContextExce
 
 
 def _check_ids(ids: list[Any], where: str, vocab_size: int, placeholder_ids: frozenset[int]) -> None:
-    """Raises InvalidRequest for ids outside the vocabulary. Loops run in C only: there may be a million ids."""
+    """Raises InvalidRequest for ids outside the vocabulary. Has no loop in Python, because there may be a million
+    ids."""
     if set(map(type, ids)) - {int}:
         raise _mixed(where.split("[")[0], "token ids")
     known = set(ids) - placeholder_ids

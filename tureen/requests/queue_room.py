@@ -1,4 +1,4 @@
-"""Admits requests to an engine's queue. When the queue is full, clients enter it by share."""
+"""Admits requests to an engine's queue. If the queue is full, a client's share decides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Admitted:
     """Counts the requests of all models that have a place in a queue, except those that run when idle."""
 
     def __init__(self) -> None:
-        self.is_idle = asyncio.Event()  # set while there are none
+        self.is_idle = asyncio.Event()  # set while no request has a place
         self.is_idle.set()
         self._num = 0
 
@@ -35,34 +35,34 @@ class Admitted:
 
 
 class QueueRoom:
-    """The places in the engine's queue. Requests that run when idle take none. Event-loop thread only."""
+    """The places in the engine's queue. Requests that run when idle need no place. Event-loop thread only."""
 
     def __init__(self, client: EngineClient, info: EngineInfo, config: Config, admitted: Admitted, runs: Runs) -> None:
-        """`runs`: returns those that hold the places, the oldest first."""
+        """`runs`: returns the runs that hold the places, the oldest first."""
         self._client = client
         self._admitted = admitted
         self._runs = runs
         self._max_running = info.max_running_requests
         self._max_queued = config.max_queued_requests
-        self._num_coming = 0  # requests that are admitted and not submitted yet
-        self._num_when_idle = 0  # requests that are admitted and run when idle
+        self._num_coming = 0  # admitted requests that are not submitted yet
+        self._num_when_idle = 0  # admitted requests that run when idle
         self.leaving: set[str] = set()  # ids of displaced requests that the engine has not ended yet
 
     @property
     def num_free(self) -> int:
-        """Places that are free. Counted here, without asking the engine, which may be in a long step."""
+        """Number of free places. Counted here, because the engine may be in a long step."""
         num_live = self._client.num_live + self._num_coming - self._num_when_idle - len(self.leaving)
         return self._max_running + self._max_queued - max(0, num_live)
 
     def check(self, num_requests: int) -> None:
-        """Raise Unavailable if there is no room for these requests, even after displacing others."""
+        """Raise Unavailable if these requests get no places, even after displacing others."""
         if num_requests > self.num_free:
             self._find_displaced(num_requests)
 
     @contextlib.contextmanager
     def coming(self, num_requests: int, *, when_idle: bool = False) -> Iterator[Callable[[], None]]:
-        """Reserves places for requests that run while the block does. Gives a function to call just before each request
-        is submitted, which frees one.
+        """Reserves places for requests that run inside the block. Yields a function to call just before each request is
+        submitted, which frees one place.
 
         If too few are free, displaces waiting requests of clients that hold more than their share. Raises Unavailable
         if this client would then hold more than its own.

@@ -10,7 +10,7 @@ from tureen.requests.quotas import Account, ClientWork
 
 
 class WaitingRun(Protocol):
-    """The requests of one body, none of which has begun. They keep or lose their places together."""
+    """The requests of one body before any of them has begun. They keep or lose their places together."""
 
     work: ClientWork
     outputs: Sequence[Any]

@@ -1,4 +1,4 @@
-"""Limits each client's tokens a minute, by a token bucket, and its requests at once."""
+"""Limits each client's tokens per minute, with a token bucket, and its concurrent requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ClientId = tuple[str, str]
 
 
 class Tally(msgspec.Struct):
-    """The use of one client: its requests that ended, those of them that failed, and their tokens."""
+    """The use of one client: its finished requests, the failed ones among them, and their tokens."""
 
     requests: int = 0
     failed: int = 0
@@ -34,28 +34,28 @@ class Tally(msgspec.Struct):
 class Account:
     """The token bucket of one client.
 
-    A running request holds the most tokens that it may use, prompt and output, until it uses them or ends. A request
-    that begins beside others must fit into what is left. A request alone may begin whatever it may use, unless the
-    client is in debt; so only such a request can bring debt.
+    A running request reserves the maximum number of tokens that it may use, prompt and output, until it uses them or
+    ends. If other requests of the client run, a new one must fit into the remaining tokens. If none runs, the new one
+    may begin with any maximum unless the client is in debt, so only such a request can cause debt.
     """
 
     def __init__(
         self, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic, tally: Tally | None = None
     ) -> None:
-        self.tally = tally or Tally()  # clients without a name have one together
-        self.charged = 0  # tokens that were ever taken out of the bucket
-        self.num_visitors = 0  # HTTP requests of the client that are being served
+        self.tally = tally or Tally()  # clients without a name share one
+        self.charged = 0  # total tokens taken out of the bucket
+        self.num_visitors = 0  # the client's running HTTP requests
         self._num_held = 0  # tokens that running requests may still use
         self._limits = limits
         self._clock = clock
-        self._used = 0.0  # tokens used that the bucket has not regained yet
+        self._used = 0.0  # used tokens that the bucket has not regained yet
         self._since_s = clock()
         self._num_running = 0
-        self._mean_s: float | None = None  # duration of its requests, a moving average
+        self._mean_s: float | None = None  # moving average of the duration of its requests
 
     @property
     def limits(self) -> Limits:
-        """The client's limits; setting them first regains tokens by the old ones."""
+        """The client's limits. Setting them first regains tokens at the old rate."""
         return self._limits
 
     @limits.setter
@@ -65,12 +65,12 @@ class Account:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the account can be forgotten: no request of the client is served or runs, and its bucket is full."""
+        """Whether the account can be dropped: the client has no running request, and its bucket is full."""
         self._regain()
         return not (self.num_visitors or self._num_running or self._num_held or self._used)
 
     def check(self, num_tokens: int) -> None:
-        """Raises TooManyRequests when a request that may use `num_tokens` cannot begin now."""
+        """Raises TooManyRequests if a request that may use `num_tokens` cannot begin now."""
         per_minute = self._limits.tokens_per_minute
         if per_minute is None:
             return
@@ -106,7 +106,7 @@ class Account:
         return self._used
 
     def restore(self, used: float, seconds_ago: float) -> None:
-        """Begins with a bucket that lacked `used` tokens some seconds ago."""
+        """Restores a bucket that lacked `used` tokens some seconds ago."""
         self._used, self._since_s = used, self._clock() - seconds_ago
 
     def hold(self, num_tokens: int) -> Hold:
@@ -115,7 +115,7 @@ class Account:
         return Hold(self, num_tokens)
 
     def release(self, num_tokens: int) -> None:
-        """Gives reserved tokens back."""
+        """Releases reserved tokens."""
         self._num_held -= num_tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -138,8 +138,8 @@ class Account:
 
     @contextlib.contextmanager
     def running(self, *, beside: int = 0) -> Iterator[None]:
-        """Counts a running request while the block runs. `beside`: running ones that are the same work. Raises
-        TooManyRequests when the client has its most already."""
+        """Counts a running request inside the block. `beside`: running requests that are part of the same work. Raises
+        TooManyRequests if the client has reached its limit."""
         max_requests = self._limits.max_requests
         if max_requests is not None and self._num_running - beside >= max_requests:
             raise TooManyRequests(
@@ -156,11 +156,12 @@ class Account:
             self._mean_s = seconds if self._mean_s is None else 0.8 * self._mean_s + 0.2 * seconds
 
     def _turn_s(self) -> int:
-        """Returns about how many seconds pass until one of the client's requests ends, by their mean; at least 1."""
+        """Returns the estimated seconds until one of the client's requests ends, from their mean duration; at least
+        1."""
         return max(1, math.ceil((self._mean_s or 0.0) / max(1, self._num_running)))
 
     def _regain(self) -> None:
-        """Fills the bucket by the time that has passed."""
+        """Refills the bucket for the time that has passed."""
         now_s, per_minute = self._clock(), self._limits.tokens_per_minute
         regained = math.inf if per_minute is None else (now_s - self._since_s) / MINUTE_S * per_minute
         self._used = max(0.0, self._used - regained)
@@ -168,26 +169,26 @@ class Account:
 
 
 class Hold:
-    """Tokens of an account that are reserved until they are used or given back."""
+    """Tokens of an account that are reserved until they are used or released."""
 
     def __init__(self, account: Account, num_tokens: int) -> None:
         self._account = account
         self._num_left = num_tokens
 
     def pay(self, num_tokens: int) -> None:
-        """Charges the account for used tokens and releases as many of the reserved ones, as far as they go."""
+        """Charges the account for used tokens, and releases the same number of reserved tokens if enough are left."""
         self.give_back(num_tokens)
         self._account.charge(num_tokens)
 
     def give_back(self, num_tokens: int | None = None) -> None:
-        """Releases reserved tokens that will not be used: at most those left, None = all."""
+        """Releases reserved tokens that will not be used; None = all of them."""
         num_tokens = self._num_left if num_tokens is None else min(num_tokens, self._num_left)
         self._num_left -= num_tokens
         self._account.release(num_tokens)
 
 
 class Quotas:
-    """The accounts of all clients that were seen lately. Event-loop thread only."""
+    """The accounts of all recent clients. Event-loop thread only."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -195,7 +196,7 @@ class Quotas:
         self._accounts: dict[ClientId, Account] = {}
         self.tallies: dict[str, Tally] = {}  # by the names of clients; "" = all without one
         self.restored: dict[ClientId, Callable[[Account], None]] = {}
-        """Functions that begin the account of a client as it was before a restart."""
+        """Functions that restore the account of a client after a restart."""
 
     @property
     def accounts(self) -> Mapping[ClientId, Account]:
@@ -207,8 +208,8 @@ class Quotas:
 
     @contextlib.contextmanager
     def visit(self, client_id: ClientId, key_limits: Limits) -> Iterator[Account]:
-        """Gives the account of a client while an HTTP request of it is served. `key_limits`: the limits of its API
-        key, which win over the settings'."""
+        """Yields the account of a client while one of its HTTP requests is served. `key_limits`: the limits of its API
+        key, which take precedence over the settings."""
         most_tokens = key_limits.tokens_per_minute or self._config.client_tokens_per_minute
         limits = Limits(most_tokens, key_limits.max_requests or self._config.max_client_requests, key_limits.weight)
         account = self._accounts.get(client_id)
@@ -226,42 +227,42 @@ class Quotas:
             account.num_visitors -= 1
 
     def sweep(self) -> None:
-        """Forgets the accounts that are unused."""
+        """Drops unused accounts."""
         for client_id in [client_id for client_id, account in self._accounts.items() if account.is_unused]:
             del self._accounts[client_id]
 
 
 class ClientWork:
-    """The work done for one HTTP request: the account it is charged to, its names, its size, whether it failed."""
+    """The work for one HTTP request: the account that it is charged to, its names, its size, and whether it failed."""
 
     def __init__(self, account: Account, *, when_idle: bool = False) -> None:
-        """`when_idle`: all of it is done only while no other requests run."""
+        """`when_idle`: all of it runs only while no other request does."""
         self.account = account
         self.when_idle = when_idle
-        self.names: set[str] = set()  # names that the client may abort its requests by
+        self.names: set[str] = set()  # names with which the client may abort its requests
         self.has_failed = False
         self.num_tokens = 0  # of all outputs, so far
         self.prompt_tokens = 0  # of all outputs that have ended; of those ...
         self.cached_tokens = 0  # ... found in the prefix cache
         self.first_token_s: float | None = None  # from its arrival to the first token of any output
         self.trace: Any = None  # a RequestTrace (generation.py); None: it is not recorded
-        self.load_wait_s = 0.0  # that the request waited until its model was loaded
+        self.load_wait_s = 0.0  # seconds that the request waited for its model to be loaded
         self.inline_size = 0  # cost of the work done on the event loop in this turn (offload.py)
         self._ahead: Hold | None = None  # tokens reserved for runs that have not begun
 
     def begin(self, num_tokens: int) -> None:
-        """Reserves the tokens that all runs of this request may use. Only the first call does: a request that has begun
-        is not refused in the middle.
+        """Reserves the tokens that all runs of this request may use. Only the first call reserves, so a request that
+        has begun is not refused later.
 
-        Raises TooManyRequests when the client has too few left.
+        Raises TooManyRequests if the client has too few tokens left.
         """
         if self._ahead is None:
             self.account.check(num_tokens)
             self._ahead = self.account.hold(num_tokens)
 
     def begin_outputs(self, max_tokens: Mapping[int, int]) -> dict[int, Hold]:
-        """Begins with the outputs of one run: reserves the tokens that each may use, out of those reserved by `begin`
-        as far as they go. Raises as `begin`."""
+        """Begins the outputs of one run: reserves the tokens that each may use, first out of those that `begin`
+        reserved. Raises as `begin`."""
         num_tokens = sum(max_tokens.values())
         self.begin(num_tokens)
         if self._ahead is not None:
@@ -269,11 +270,11 @@ class ClientWork:
         return {index: self.account.hold(most) for index, most in max_tokens.items()}
 
     def pass_turn(self) -> None:
-        """Starts a new turn of the event loop: what was done in the last one no longer counts."""
+        """Starts a new turn of the event loop: resets the cost of work done in the last one."""
         self.inline_size = 0
 
     def end(self) -> None:
-        """Releases the reserved tokens of runs that did not begin."""
+        """Releases the tokens reserved for runs that did not begin."""
         if self._ahead is not None:
             self._ahead.give_back()
 
@@ -283,14 +284,14 @@ _UNLIMITED = Account()
 
 
 def current_work() -> ClientWork:
-    """Returns the work of the HTTP request that this task serves; without one, as in tureen.Engine, work without
-    limits."""
+    """Returns the work of the HTTP request that this task serves. Without a request, as in tureen.Engine, returns work
+    without limits."""
     return _WORK.get(None) or ClientWork(_UNLIMITED)
 
 
 @contextlib.contextmanager
 def serving(work: ClientWork) -> Iterator[None]:
-    """Makes `work` the current work of this task, and of tasks started inside the block; ends it afterwards."""
+    """Makes `work` the current work of this task and of tasks started inside the block. Ends it afterwards."""
     token = _WORK.set(work)
     try:
         yield

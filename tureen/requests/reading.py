@@ -1,4 +1,4 @@
-"""Reads an output as it grows: splits its text into content, reasoning and tool calls."""
+"""Parses a growing output: splits its text into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tureen.text.tools import ToolFormat, ToolParser
 
 
 class ReadableOutput(Protocol):
-    """The attributes of an output that reading needs; each has all that there is so far."""
+    """The attributes of an output that reading needs, each up to the current token."""
 
     text: str
     token_ids: list[int]
@@ -26,19 +26,19 @@ class ReadableOutput(Protocol):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """How outputs are split into content, reasoning and tool calls; with the defaults all is content."""
+    """The rules that split outputs into content, reasoning and tool calls. With the defaults, all text is content."""
 
     tools: tuple[Tool, ...] = ()  # tools that the model may call
     tool_format: ToolFormat | None = None
     parallel: bool = True  # the model may call several tools in one answer
     reasoning: ReasoningFormat | None = None
-    separate_reasoning: bool = True  # else reasoning is a part of the content, between its marks
+    separate_reasoning: bool = True  # else reasoning stays in the content, between its marks
     starts_inside: bool = False  # the prompt ends within the reasoning
-    num_neutralised: int = 0  # control tokens written in messages, which were tokenized as plain text
-    answer: GrammarSpec | None = None  # of an output that may be calls or this: its constraint where it is no call
+    num_neutralised: int = 0  # control tokens spelled in messages, which were tokenized as plain text
+    answer: GrammarSpec | None = None  # of an output that may be calls or an answer: the answer's constraint
 
     def judge(self, spec: GrammarSpec, output: ReadableOutput) -> GrammarSpec:
-        """Returns the constraint by which a finished output is judged: `spec`, or that of an answer without calls."""
+        """Returns the constraint of the final check of an output: `spec`, or that of an answer without calls."""
         if self.answer is None:
             return spec
         reader = self.reader()
@@ -52,7 +52,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def custom_tools(self) -> frozenset[str]:
-        """Returns the names of the tools that take a text."""
+        """Returns the names of the tools whose input is a text."""
         return frozenset(tool.name for tool in self.tools if tool.free_input is not None)
 
     def reader(self) -> OutputReader:
@@ -68,7 +68,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return OutputReader(reasoning, calls, marks, FreeInputs(self.tools))
 
     def num_reasoning_tokens(self, output: ReadableOutput, answer: WholeAnswer, tokenizer: Tokenizer) -> int:
-        """Returns how many tokens of a finished output are its reasoning, the mark at its end included."""
+        """Returns the number of reasoning tokens in a finished output, including its end mark."""
         if self.reasoning is None or not self.separate_reasoning or not answer.reasoning:
             return 0
         end, token_ids = self.reasoning.end, output.token_ids
@@ -89,7 +89,7 @@ class OutputReader:
         marks: ReasoningFormat | None,
         inputs: FreeInputs,
     ) -> None:
-        """`marks`: marks of reasoning that is to stay in the content; None = reasoning is no content."""
+        """`marks`: marks of reasoning that stays in the content; None = reasoning is separate."""
         self._inputs = inputs
         self.has_calls = False
         self._reasoning = reasoning
@@ -99,7 +99,7 @@ class OutputReader:
         self._num_chars = 0
 
     def catch_up(self, output: ReadableOutput) -> list[Part]:
-        """Returns the parts that are new since the last call; with the finish also text that was held back."""
+        """Returns the new parts since the last call. At the finish, includes text that was held back."""
         text = output.text[self._num_chars :]
         self._num_chars = len(output.text)
         has_ended = output.finish is not None
@@ -129,7 +129,7 @@ class OutputReader:
         return read_parts + (parser.close() if has_ended else [])
 
     def finish_reason(self, output: ReadableOutput) -> str | None:
-        """Returns OpenAI's finish reason: stop, length, tool_calls or abort; None while the output goes on."""
+        """Returns OpenAI's finish reason: stop, length, tool_calls or abort; None while the output continues."""
         if output.finish is None:
             return None
         name = output.finish.openai_name

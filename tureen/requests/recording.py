@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from tureen.storage.responses import ResponseStore
 
 MAX_BYTES = 4 << 20
-"""Most bytes kept of one recording. Of a longer one the end is kept, which a resumed stream needs."""
+"""Maximum bytes kept of one recording. Of a longer one, the end is kept, which a resumed stream needs."""
 
 MAX_ENDED = 4096
 MAX_TOTAL_BYTES = 64 << 20
-"""Most bytes of all recordings. Beyond it the oldest ended ones are dropped, then the oldest running ones are cut."""
+"""Maximum bytes of all recordings. Beyond it, the oldest ended ones are dropped, then the oldest running ones are
+cut."""
 
 CUT_BYTES = 64 << 10
 """Bytes that a running recording keeps after it was cut."""
@@ -40,9 +41,9 @@ EVENT_ID = re.compile(r"([0-9a-f]+)-([0-9]{1,15})")
 class Recording:
     """The answer to one request as the app sends it: status and headers, and the parts of the body sent so far.
 
-    Where streams can be resumed, each server-sent event is a part and gets a line `id: REQUEST-NUMBER`, which clients
-    send back as Last-Event-ID (https://html.spec.whatwg.org/multipage/server-sent-events.html). When nobody has
-    listened for `grace_s` seconds, the app is told that its client has disconnected. Event-loop thread only.
+    If the stream can be resumed, each server-sent event is a part and gets a line `id: REQUEST-NUMBER`, which clients
+    send back as Last-Event-ID (https://html.spec.whatwg.org/multipage/server-sent-events.html). If no client has read
+    for `grace_s` seconds, the app gets a disconnect. Event-loop thread only.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Recording:
         """`on_growth` is called with each change of the bytes kept."""
         self.request_id = request_id
         self.owner = owner
-        self.key = key  # Idempotency-Key, and the fingerprint of the request that had it
+        self.key = key  # Idempotency-Key, and the fingerprint of its request
         self.work = work
         self.head: Message | None = None
         self.track = PartLog(MAX_BYTES)
-        self.has_events = False  # its parts are events with ids
+        self.has_events = False  # its parts are server-sent events with ids
         self.is_abandoned = asyncio.Event()
         self.ended_s: float | None = None
         self._grace_s = grace_s
@@ -74,12 +75,12 @@ class Recording:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the app has sent all of the answer, or failed."""
+        """Whether the app has sent the whole answer, or failed."""
         return self._making is not None and self._making.done()
 
     @property
     def is_success(self) -> bool:
-        """Whether the answer is complete, has a 2xx status, and no request behind it failed."""
+        """Whether the answer is complete, has a 2xx status, and none of its engine requests failed."""
         making = self._making
         if making is None or not making.done() or making.cancelled() or making.exception() is not None:
             return False
@@ -92,7 +93,7 @@ class Recording:
         return bool(headers.get(b"content-type", b"").startswith(b"text/event-stream"))
 
     def start(self, making: Coroutine[Any, Any, None], then: Callable[[Recording], None]) -> None:
-        """Runs `making`, by which the app makes the answer, in a task; `then` is called when it ends."""
+        """Runs `making`, in which the app makes the answer, in a task. Calls `then` when it ends."""
 
         def end(_: object) -> None:
             if self._leaving is not None:
@@ -105,7 +106,7 @@ class Recording:
         self._making.add_done_callback(end)
 
     async def send(self, message: Message) -> None:
-        """Receives an ASGI message of the app; gives listeners a turn to send it on before the app goes on."""
+        """Receives an ASGI message of the app. Lets listeners send it before the app continues."""
         if message["type"] == "http.response.start":
             self.head = message
         elif body := message.get("body", b""):
@@ -120,8 +121,8 @@ class Recording:
         await asyncio.sleep(0)
 
     async def started(self) -> Message:
-        """Waits for the answer's head, an `http.response.start` message. Raises what the app raised, and Conflict
-        when the request ended without one."""
+        """Waits for the answer's head, an `http.response.start` message. Raises the app's exception, and Conflict if
+        the request ended without a head."""
         while self.head is None and not self.is_ended:
             await self._news.wait()
         if self.head is None:
@@ -130,7 +131,7 @@ class Recording:
         return self.head
 
     async def follow(self, number: int) -> AsyncGenerator[bytes, None]:
-        """Yields the parts from `number` on, as they come. Raises what the app raised, and RequestTimeout when parts
+        """Yields the parts from `number` on, as they arrive. Raises the app's exception, and RequestTimeout if parts
         were dropped before they were read."""
         reader = Reader(self.track, number)
         while True:
@@ -168,7 +169,7 @@ class Recording:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Counts a listener while the block runs; the time of grace begins when the last one leaves."""
+        """Counts a listener inside the block. The grace period begins when the last one leaves."""
         self._num_listeners += 1
         if self._leaving is not None:
             self._leaving.cancel()
@@ -181,7 +182,7 @@ class Recording:
                 self._leaving = asyncio.get_running_loop().call_later(grace_s, self.is_abandoned.set)
 
     async def cancel(self) -> None:
-        """Cancels the making of the answer, and waits until it has ended."""
+        """Cancels the task that makes the answer, and waits for its end."""
         if self._making is not None:
             self._making.cancel()
             await asyncio.gather(self._making, return_exceptions=True)
@@ -199,7 +200,7 @@ class Recording:
         self._on_growth(self.track.num_bytes - before)
 
     def _check(self) -> None:
-        """Raises what the app raised."""
+        """Raises the app's exception, if it raised one."""
         assert self._making is not None
         if not self._making.cancelled():
             self._making.result()
@@ -211,7 +212,7 @@ class Recording:
 
 
 def open_responses(config: Config) -> ResponseStore | None:
-    """Opens the file of --responses-store; None where no responses are kept. Raises StartupError."""
+    """Opens the file of --responses-store; None if no responses are stored. Raises StartupError."""
     if config.responses_store is None:
         return None
     storage = importlib.import_module("tureen.storage.responses")  # SQLite, for servers that keep something only
@@ -225,7 +226,7 @@ def open_responses(config: Config) -> ResponseStore | None:
 
 
 class Recordings:
-    """All answers that a client may come back to: recordings in memory, and the file of `responses`. Event-loop thread
+    """All answers that a client may fetch later: recordings in memory, and the file of `responses`. Event-loop thread
     only."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
@@ -243,10 +244,10 @@ class Recordings:
         return len(self._running) + len(self._ended)
 
     def repeated(self, owner: ClientId, key: str, fingerprint: bytes) -> Recording | None:
-        """Returns the recording of the request that had this Idempotency-Key, None when there is none.
+        """Returns the recording of the request with this Idempotency-Key, or None.
 
-        `fingerprint`: hash of the request. Raises Unprocessable when the key was another request's, Conflict when the
-        answer is too long to be sent again.
+        `fingerprint`: hash of the request. Raises Unprocessable if the key belongs to another request, Conflict if the
+        answer was too long to be kept.
         """
         recording = self._by_key.get((owner, key))
         if recording is not None and recording in self._ended and not self._is_kept(recording):
@@ -292,7 +293,7 @@ class Recordings:
         raise NotFound(f"there is no stream {echo(name)} to resume: {why}", field="rid", code="stream_not_found")
 
     def ended(self, recording: Recording) -> None:
-        """Moves a recording from the running to the ended ones, or forgets it when nobody may come back to it."""
+        """Moves a recording from the running to the ended ones, or drops it if no client can fetch it later."""
         del self._running[recording]
         self._uncut.pop(recording, None)
         recording.ended_s = self._clock()
@@ -307,12 +308,12 @@ class Recordings:
         self._grown(0)
 
     def sweep(self) -> None:
-        """Forgets the recordings whose time is over."""
+        """Drops expired recordings."""
         for recording in [ended for ended in self._ended if not self._is_kept(ended)]:
             self._forget(recording)
 
     async def close(self) -> None:
-        """Cancels all answers that are being recorded, and waits for those that are made in the background."""
+        """Cancels all answers that are being recorded, and waits for background answers."""
         for recording in tuple(self._running):
             await recording.cancel()
         if self.responses is not None:

@@ -1,4 +1,4 @@
-"""Orders documents by how well they answer a query, for every API that has a route for it."""
+"""Ranks documents by their relevance to a query, for every API with such a route."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tureen.requests.waves import Requester
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names under which models' files have the prompts of queries and of documents."""
+"""Names that models' files use for the prompts of queries and of documents."""
 
 WHOLE_CONTEXT = -1
 """The value of `RerankOptions.truncate` that cuts a pair to what the model takes."""
 
 
 class RerankOptions(NamedTuple):
-    """How documents are scored, as a body asks for it."""
+    """A body's options for scoring documents."""
 
     instruct: str | None = None  # the task, for a reranker that takes one
     truncate: int | None = None  # most tokens of a pair; WHOLE_CONTEXT = as many as the model takes
@@ -98,8 +98,8 @@ async def score_pairs(
 
 
 async def _cut(texts: Sequence[str], most: int, context: Context) -> list[str]:
-    """Return the texts, each without what comes after its first `most` tokens. What the model cannot take is not
-    tokenized: a text is read as far as these tokens go."""
+    """Return the texts, each cut to its first `most` tokens. Tokenize only the beginning of a text that contains these
+    tokens."""
     most = min(most, context.capacity)
 
     def kept(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Keeps durable sessions in the file of --sessions-db, and begins with those that are in it.
+"""Keeps durable sessions in the file of --sessions-db, and loads those that it contains.
 
-A request is in the file before its client hears of its end. What else changes, the use of sessions, what is replaced or
-times out, is written once a second.
+A request is in the file before its client gets its end. Other changes, such as the use, replacement and expiry of
+sessions, are written once a second.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tureen.storage.sessions import FLAG, RequestRow, SessionFile, SessionRow
 
 INTERVAL_S = 1.0
 RETRY_S = 30.0
-"""Seconds between two writes, and after one that failed."""
+"""Seconds between two writes, and after a failed one."""
 
 PARTS = ("model", "weights", "dtype", "hardware", "adapter")
-"""The kinds of parts that compute a request, in the order in which answers name those that have changed."""
+"""The kinds of parts that compute a request, in the order in which answers list changed ones."""
 ADAPTER = "adapter "
-"""Begins the name of the part that is a LoRA adapter; its own name follows."""
+"""Prefix of the name of a part that is a LoRA adapter."""
 
 
 class KeptFacts(NamedTuple):
-    """A durable session has these beside what it knows itself."""
+    """Facts about a durable session that a Session does not have."""
 
     number: int
     created_s: float  # seconds since the epoch
@@ -42,14 +42,14 @@ class KeptFacts(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """The number of a request in the file, and what computed it, each part by name."""
+    """The number of a request in the file, and the parts that computed it, by name."""
 
     number: int
     parts: Mapping[str, str]
 
 
 class ComputingParts:
-    """Tells what computes the requests of a server, each part by name: a digest of it, or words."""
+    """Describes the parts that compute the requests of a server: name -> digest, or words."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -70,7 +70,7 @@ class ComputingParts:
         return parts | {ADAPTER + adapter: self._adapter(adapter)} if adapter else parts
 
     def _weights(self) -> tuple[str, str]:
-        """Returns what is said of the weights, which changes when they are exchanged."""
+        """Returns a description of the weights that changes when they are replaced."""
         return self._state.context.info.model_path, self._state.context.config.weight_version
 
     def _adapter(self, adapter: str) -> str:
@@ -86,7 +86,7 @@ class SessionKeeper:
     """A service that keeps a server's durable sessions. Event-loop thread only."""
 
     def __init__(self, state: ServerState, wall: Callable[[], float] = time.time) -> None:
-        """`wall`: tells the seconds since the epoch. Raises StartupError."""
+        """`wall`: returns the seconds since the epoch. Raises StartupError."""
         config = state.context.config
         self.max_timeout_s = config.sessions_ttl_s
         self._state = state
@@ -98,7 +98,7 @@ class SessionKeeper:
         self._new_sessions: dict[int, SessionRow | None] = {}
         self._new_requests: dict[int, RequestRow | None] = {}
         self._used: set[Session] = set()
-        self._turn = asyncio.Lock()  # held while something is written
+        self._turn = asyncio.Lock()  # held during a write
         self._task: asyncio.Task[None] | None = None
         self._is_open = True
         self._file = SessionFile(config.sessions_db or "")
@@ -114,10 +114,10 @@ class SessionKeeper:
         self._task = asyncio.create_task(self._keep())
 
     def drain(self) -> None:
-        """Does nothing: requests still end."""
+        """Does nothing, because requests still end."""
 
     async def close(self) -> None:
-        """Writes what is left, and closes the file."""
+        """Writes the remaining changes, and closes the file."""
         if self._task is not None:
             self._task.cancel()
         with contextlib.suppress(TureenError):  # the storage has logged it
@@ -126,7 +126,7 @@ class SessionKeeper:
         self._file.close()
 
     def keep(self, session: Session, source: Session | None = None) -> None:
-        """Makes a session durable, with its requests. `source`: the one that it is a copy of."""
+        """Makes a session durable, with its requests. `source`: the session of which it is a copy."""
         model = self._state.context.info.model_name
         self._sessions[session] = KeptFacts(next(self._numbers), self._wall(), self._tokenizer, model)
         session.keeper = self
@@ -139,11 +139,11 @@ class SessionKeeper:
                 self.put(session, node)
 
     def touch(self, session: Session) -> None:
-        """Hears that a session was used, or has another timeout."""
+        """Called when a session was used, or got another timeout."""
         self._used.add(session)
 
     def put(self, session: Session, node: SessionRequest) -> None:
-        """Hears that a request has ended."""
+        """Called when a request has ended."""
         maker = self._requests[node]
         parent = None if node.parent is None else self._requests[node.parent].number
         number = self._sessions[session].number
@@ -154,7 +154,7 @@ class SessionKeeper:
         self._used.add(session)
 
     def drop(self, session: Session, node: SessionRequest | None = None) -> None:
-        """Hears that a request, or the whole session, is forgotten."""
+        """Called when a request, or the whole session, is removed."""
         if node is not None:
             self._new_requests[self._requests.pop(node).number] = None
             return
@@ -164,7 +164,7 @@ class SessionKeeper:
         self._used.discard(session)
 
     def check_room(self, owner: str, num_more: int) -> None:
-        """Raises TooManyRequests when these tokens would take a client's durable sessions over their limit."""
+        """Raises TooManyRequests if these tokens would exceed the limit of a client's durable sessions."""
         most = self._state.context.config.sessions_max_tokens
         if self._state.sessions.num_held_by(owner) + num_more <= most:
             return
@@ -180,7 +180,7 @@ class SessionKeeper:
             )
 
     def check(self, session: Session) -> None:
-        """Raises Conflict for a session whose token ids are another tokenizer's."""
+        """Raises Conflict for a session with token ids of another tokenizer."""
         if self._sessions[session].tokenizer != self._tokenizer:
             raise Conflict(
                 f"session {echo(session.name)} was opened with the model {echo(self._sessions[session].model)}, whose "
@@ -190,14 +190,15 @@ class SessionKeeper:
             )
 
     def begin(self, node: SessionRequest, adapter: str) -> tuple[str, ...]:
-        """Notes what computes a request. Returns what of it is not as it was when what it continues was computed."""
+        """Records the parts that compute a request. Returns those that have changed since the request that it
+        continues."""
         parts = self._parts.now(adapter)
         self._requests[node] = Computed(next(self._numbers), parts)
         return tuple(self._changed(ancestry(node), parts))
 
     def report(self, session: Session) -> dict[str, object]:
-        """Returns what a list of sessions says of one: whose it is, and what is not as it was when its requests were
-        computed. Adapters are left out: each request names its own."""
+        """Returns the entry of a session in a list: its owner, and the parts that have changed since its requests were
+        computed. Omits adapters, because each request names its own."""
         facts = self._sessions[session]
         changed = self._changed(session.nodes.values(), self._parts.now())
         is_foreign = facts.tokenizer != self._tokenizer
@@ -212,7 +213,7 @@ class SessionKeeper:
         return [name for name in PARTS if name in differing]
 
     async def flush(self) -> None:
-        """Writes what is not on the disk yet. It goes on when the caller is cancelled. Raises TureenError."""
+        """Writes all changes to the disk. Continues if the caller is cancelled. Raises TureenError."""
         await asyncio.shield(asyncio.ensure_future(self._write()))
 
     async def _write(self) -> None:
@@ -270,7 +271,7 @@ class SessionKeeper:
             sessions.restore(session)
 
     def _node(self, row: RequestRow, session: Session, nodes: Mapping[int, SessionRequest]) -> SessionRequest:
-        """Raises StartupError for a request that does not fit what it continues."""
+        """Raises StartupError for a request that does not fit the one that it continues."""
         parent = None if row.parent is None else nodes.get(row.parent)
         most = 0 if parent is None else parent.num_prompt + len(parent.output_ids)
         is_lost = parent is None and row.parent is not None
@@ -282,7 +283,7 @@ class SessionKeeper:
 
 
 def _folder_digest(path: str) -> str:
-    """Returns the digest of an adapter's files; "?" where they cannot be read any more."""
+    """Returns the digest of an adapter's files; "?" if they cannot be read any more."""
     try:
         files = sorted(file for file in Path(path).expanduser().iterdir() if file.is_file())
         return _short("".join(f"{file.name} {sample_digest(file).hex()} " for file in files))

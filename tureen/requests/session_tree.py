@@ -13,7 +13,7 @@ from tureen.errors import InvalidRequest, echo
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The session that a prompt continues, and where in it."""
+    """The session that a prompt continues, and the position in it."""
 
     id: Annotated[str, Meta(description="The session id that /open_session returned.")]
     rid: Annotated[
@@ -70,52 +70,53 @@ class SessionRequest:
         return len(self.new_ids) + (0 if self.is_running else len(self.output_ids))
 
     def copy(self, parent: SessionRequest | None) -> SessionRequest:
-        """Returns a request that says the same and continues `parent`."""
+        """Returns a copy of the request that continues `parent`."""
         return SessionRequest(self.rid, parent, self.base, self.new_ids, self.output_ids, self.chars_before)
 
     def own(self, count: int) -> list[int]:
-        """Returns those of the first `count` tokens of prompt and output that are not the parent's."""
+        """Returns the first `count` tokens of prompt and output, without the parent's."""
         return [*self.new_ids, *self.output_ids][: max(0, count - self.base)]
 
 
 class Keeper(Protocol):
-    """Keeps sessions that are durable. What it hears is on the disk when `flush` returns."""
+    """Keeps durable sessions. All reported changes are on the disk when `flush` returns."""
 
     max_timeout_s: float
 
     def keep(self, session: Session, source: Session | None = None) -> None:
-        """Makes a session durable, with its requests. `source`: the one that it is a copy of."""
+        """Makes a session durable, with its requests. `source`: the session of which it is a copy."""
 
     def touch(self, session: Session) -> None:
-        """Hears that a session was used, or has another timeout."""
+        """Called when a session was used, or got another timeout."""
 
     def put(self, session: Session, node: SessionRequest) -> None:
-        """Hears that a request has ended."""
+        """Called when a request has ended."""
 
     def drop(self, session: Session, node: SessionRequest | None = None) -> None:
-        """Hears that a request, or the whole session, is forgotten."""
+        """Called when a request, or the whole session, is removed."""
 
     def check_room(self, owner: str, num_more: int) -> None:
-        """Raises TooManyRequests when these tokens would take a client's durable sessions over their limit."""
+        """Raises TooManyRequests if these tokens would exceed the limit of a client's durable sessions."""
 
     def check(self, session: Session) -> None:
-        """Raises Conflict for a session whose token ids are another tokenizer's."""
+        """Raises Conflict for a session with token ids of another tokenizer."""
 
     def begin(self, node: SessionRequest, adapter: str) -> tuple[str, ...]:
-        """Notes what computes a request. Returns what of it is not as it was when what it continues was computed."""
+        """Records the parts that compute a request. Returns those that have changed since the request that it
+        continues."""
 
     def report(self, session: Session) -> dict[str, object]:
-        """Returns what a list of sessions says of a durable one besides."""
+        """Returns the additional facts of a durable session in a list of sessions."""
 
     async def flush(self) -> None:
-        """Writes what is not on the disk yet. Raises TureenError."""
+        """Writes all changes to the disk. Raises TureenError."""
 
 
 class Session:
-    """An open session. `nodes` are its requests by name; a parent comes before its children."""
+    """An open session. `nodes` are its requests by name; a parent is before its children."""
 
     def __init__(self, name: str, owner: str, capacity: int, timeout_s: float, now_s: float) -> None:
-        self.keeper: Keeper | None = None  # None: a restart forgets it
+        self.keeper: Keeper | None = None  # None: it does not survive a restart
         self.name = name
         self.owner = owner
         self.capacity = capacity  # characters
@@ -150,8 +151,8 @@ class Session:
 
 
 def base_of(parent: SessionRequest, params: SessionParams) -> int:
-    """Returns how many of the parent's tokens a request continues; without an offset, or with 0, all of them. Raises
-    InvalidRequest."""
+    """Returns the number of the parent's tokens that a request continues: all of them without an offset, or with 0.
+    Raises InvalidRequest."""
     length = parent.num_prompt + (0 if params.drop_previous_output else len(parent.output_ids))
     offset = params.offset or 0
     if not -length <= offset <= length:
@@ -165,7 +166,7 @@ def base_of(parent: SessionRequest, params: SessionParams) -> int:
 
 
 def path_to(node: SessionRequest | None, count: int) -> list[int]:
-    """Returns the first `count` tokens of a request's prompt and output; none for None."""
+    """Returns the first `count` tokens of a request's prompt and output; an empty list for None."""
     parts = []
     while node is not None:
         parts.append(node.own(count))
@@ -175,7 +176,7 @@ def path_to(node: SessionRequest | None, count: int) -> list[int]:
 
 
 def ancestry(node: SessionRequest) -> list[SessionRequest]:
-    """Returns a request and all that it continues, the oldest first."""
+    """Returns a request and its ancestors, the oldest first."""
     nodes = [node]
     while nodes[-1].parent is not None:
         nodes.append(nodes[-1].parent)
@@ -183,7 +184,7 @@ def ancestry(node: SessionRequest) -> list[SessionRequest]:
 
 
 def below(session: Session, parent: SessionRequest | None) -> dict[str, SessionRequest]:
-    """Returns the requests that continue `parent`, directly or not, by name; None = all of the session."""
+    """Returns the descendants of `parent` by name; None = all requests of the session."""
     nodes: dict[str, SessionRequest] = {}
     for rid, node in session.nodes.items():
         if parent is None or node.parent is parent or (node.parent is not None and node.parent.rid in nodes):

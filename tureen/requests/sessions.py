@@ -1,4 +1,4 @@
-"""Keeps sessions, as SGLang's /open_session has them, and has requests continue them."""
+"""Keeps sessions, as SGLang's /open_session opens them, and lets requests continue them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tureen.requests.session_tree import (
 from tureen.text.tokenizer import Tokenizer
 
 MAX_REQUESTS = 1024
-"""Most requests that one session remembers."""
+"""Maximum number of requests in one session."""
 
 MAX_TOKENS = 1 << 25
-"""Most tokens that all sessions hold, at 4 bytes each."""
+"""Maximum number of tokens in all sessions, at 4 bytes each."""
 
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 """Bytes of UTF-8 that continue a character."""
@@ -49,13 +49,13 @@ class Turn:
         self.base = base_of(parent, params) if parent is not None else 0
         self.token_ids = path_to(parent, self.base)
         self.chars_before = 0
-        self.changes: tuple[str, ...] = ()  # what computes it otherwise than what it continues was computed
+        self.changes: tuple[str, ...] = ()  # parts that have changed since the request that it continues
         self._sessions = sessions
         self._node: SessionRequest | None = None
 
     def branches(self, count: int) -> list[Turn]:
-        """Returns a turn for each of `count` samples of this prompt, itself first: they stand beside each other, and
-        what the prompt replaces is replaced by the first."""
+        """Returns a turn for each of `count` samples of this prompt, this turn first. They become siblings, and the
+        first replaces what the prompt replaces."""
         others = []
         for _ in range(count - 1):
             other = copy.copy(self)
@@ -68,18 +68,18 @@ class Turn:
     ) -> None:
         """Adds the request to its session just before it runs, and removes the requests that it replaces.
 
-        `rid`: its name in the session; `request_id`: its id in the engine; `output_ids`: list that its output will be
-        appended to; `also`: names of further samples of its prompt, which begin after it; `adapter`: its LoRA adapter.
+        `rid`: its name in the session; `request_id`: its id in the engine; `output_ids`: the list to which its output
+        is appended; `also`: names of further samples of its prompt, which begin after it; `adapter`: its LoRA adapter.
 
-        Raises InvalidRequest when the session has one of these names, or as many requests as it may; NotFound when it
-        was closed meanwhile; TooManyRequests or Unavailable when sessions hold too many tokens.
+        Raises InvalidRequest if the session has one of these names or is full, NotFound if it was closed meanwhile,
+        TooManyRequests or Unavailable if sessions have too many tokens.
         """
         self._node = self._sessions.add(self, rid, request_id, output_ids, also)
         if self.session.keeper is not None:
             self.changes = self.session.keeper.begin(self._node, adapter)
 
     def end(self, output_ids: list[int] | None) -> None:
-        """Stores the output of a request that has ended; None = it failed or its client left: it is removed."""
+        """Stores the output of an ended request. None = it failed or its client left, so removes it."""
         if self._node is not None:
             self._sessions.end(self.session, self._node, output_ids)
 
@@ -102,7 +102,7 @@ class Sessions:
         self._abort = abort
         self._clock = clock
         self._added_bos = _added_bos(tokenizer)
-        self.keeper: Keeper | None = None  # None: no session can be made durable
+        self.keeper: Keeper | None = None  # None: sessions cannot be durable
         self._open: dict[tuple[str, str], Session] = {}  # by owner and name
         self._num_tokens: Counter[str] = Counter()  # by owner; holds no zeros
 
@@ -116,11 +116,11 @@ class Sessions:
 
     @property
     def now_s(self) -> float:
-        """The time of the clock that sessions end by."""
+        """The time of the clock by which sessions expire."""
         return self._clock()
 
     def num_held_by(self, owner: str) -> int:
-        """Returns the tokens that a client's sessions hold."""
+        """Returns the number of tokens in a client's sessions."""
         return self._num_tokens[owner]
 
     def open(
@@ -135,7 +135,7 @@ class Sessions:
         """Opens a session whose requests may have prompts of `capacity` characters; returns its name. `keeper`: makes
         it durable.
 
-        Raises InvalidRequest, TooManyRequests when the owner has too many sessions, Unavailable when the server has.
+        Raises InvalidRequest, TooManyRequests if the owner has too many sessions, Unavailable if the server has.
         """
         timeout_s = _timeout_of(self, timeout_s, keeper)
         session = self.enter(Session(name or "", owner, capacity, timeout_s, self._clock()))
@@ -144,7 +144,7 @@ class Sessions:
         return session.name
 
     def enter(self, session: Session) -> Session:
-        """Adds a session, with the requests that it has; one without a name gets one. Raises as `open`."""
+        """Adds a session with its requests, and names it if it has no name. Raises as `open`."""
         self.sweep()
         owner = session.owner
         name = session.name = session.name or secrets.token_hex(16)
@@ -162,7 +162,7 @@ class Sessions:
         return session
 
     def restore(self, session: Session) -> None:
-        """Adds a session of a name that is free, with the requests that it has, also where there are too many."""
+        """Adds a session with its requests, under an unused name, without checking limits."""
         self._open[session.owner, session.name] = session
         self._count(session.owner, sum(node.num_held for node in session.nodes.values()))
 
@@ -172,12 +172,12 @@ class Sessions:
         return [session for session in self._open.values() if session.owner == owner]
 
     async def saved(self, *sessions: Session) -> None:
-        """Return when the durable ones of these sessions are on the disk. Raises TureenError."""
+        """Wait until the durable ones of these sessions are on the disk. Raises TureenError."""
         if self.keeper is not None and any(session.keeper is not None for session in sessions):
             await self.keeper.flush()
 
     def close(self, name: str, *, owner: str) -> Session:
-        """Forget a session and return it; its running requests go on, but are not stored. Raises NotFound."""
+        """Remove a session and return it. Its running requests continue, but are not stored. Raises NotFound."""
         self._forget(session := self.find(owner, name))
         return session
 
@@ -188,7 +188,7 @@ class Sessions:
             self._forget(session)
 
     def extend(self, params: SessionParams, new_ids: list[int], *, owner: str) -> Turn:
-        """Prepares the request that continues a session with `new_ids`; nothing is changed before `Turn.begin`.
+        """Prepares the request that continues a session with `new_ids`. Changes nothing before `Turn.begin`.
 
         Raises NotFound for a session that the owner does not have, and InvalidRequest.
         """
@@ -202,7 +202,7 @@ class Sessions:
         turn.chars_before = _num_chars_before(self._tokenizer, turn)
         if not turn.token_ids:
             raise InvalidRequest(
-                "the prompt is empty: input_ids is, and session_params continues nothing",
+                "the prompt is empty: input_ids is empty and session_params continues no request",
                 field="input_ids",
                 code="empty_prompt",
             )
@@ -220,7 +220,7 @@ class Sessions:
     def add(
         self, turn: Turn, rid: str, request_id: str, output_ids: list[int], also: Sequence[str] = ()
     ) -> SessionRequest:
-        """Adds a request to its session for `Turn.begin`. Everything is checked before anything is changed."""
+        """Adds a request to its session for `Turn.begin`. Checks everything before it changes anything."""
         session, params = turn.session, turn.params
         if self.find(session.owner, session.name, "session_params.id") is not session:
             raise _no_session(session.name, "session_params.id")
@@ -314,18 +314,18 @@ class Sessions:
             )
 
     def _check_room(self, resource: str, held: Counter[str], limit: int, owner: str) -> None:
-        """Raises Unavailable when the server holds `limit` of something, TooManyRequests when a named client holds
-        half."""
+        """Raises Unavailable if the server has `limit` of something, TooManyRequests if a named client has half of
+        it."""
         share = max(1, limit // 2)
         if owner and held[owner] >= share:
             raise TooManyRequests(
-                f"this client has {held[owner]} {resource}, the most it may have is {share}; close a session",
+                f"this client has {held[owner]} {resource}, the limit is {share}; close a session",
                 code="too_many_sessions",
                 retry_after_s=self._first_expiry_s(owner),
             )
         if held.total() >= limit:
             raise Unavailable(
-                f"the server has {held.total()} {resource}, the most it may have is {limit}; close a session",
+                f"the server has {held.total()} {resource}, the limit is {limit}; close a session",
                 code="too_many_sessions",
                 retry_after_s=self._first_expiry_s(None),
             )
@@ -374,8 +374,8 @@ def fork(
     timeout_s: float | None = None,
     keeper: Keeper | None = None,
 ) -> str:
-    """Copies a session's requests that have ended, or `rid` and what that continues, to a new session; returns its
-    name. `keeper`: makes that durable. Raises NotFound, Conflict, and as `open`."""
+    """Copies a session's ended requests, or `rid` and its ancestors, to a new session; returns its name. `keeper`:
+    makes the copy durable. Raises NotFound, Conflict, and as `open`."""
     source = sessions.find(owner, name)
     if source.keeper is not None:
         source.keeper.check(source)
@@ -394,7 +394,7 @@ def fork(
 
 
 def _num_chars_before(tokenizer: Tokenizer, turn: Turn) -> int:
-    """Returns the characters of the tokens that a turn continues."""
+    """Returns the number of characters of the tokens that a turn continues."""
     node, count = turn.parent, turn.base
     while node is not None and count <= node.base:
         node = node.parent
@@ -402,13 +402,13 @@ def _num_chars_before(tokenizer: Tokenizer, turn: Turn) -> int:
 
 
 def _num_chars(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Returns how many characters begin in these tokens; special tokens have none, as in an answer's text."""
+    """Returns the number of characters that begin in these tokens; special tokens have none, as in an answer's text."""
     text = b"".join(tokenizer.token_bytes(token_id) for token_id in ids if token_id not in tokenizer.special_ids)
     return len(text.translate(None, CONTINUATION_BYTES))
 
 
 def _added_bos(tokenizer: Tokenizer) -> int | None:
-    """Returns the token that the tokenizer puts before every text; None when it adds none."""
+    """Returns the token that the tokenizer puts before every text, or None."""
     bos = tokenizer.bos_token_id
     return bos if bos is not None and tokenizer.encode("a")[:1] == [bos] else None
 

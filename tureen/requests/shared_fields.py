@@ -14,9 +14,9 @@ MAX_SALT_CHARS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 1024
 MAX_INPUTS = 2048
-"""Most texts in one body, as at OpenAI."""
+"""Maximum number of texts in one body, as at OpenAI."""
 MAX_TOKEN_IDS = 1 << 20
-"""Most token ids in one list, before the list is looked at. What the context holds is checked afterwards."""
+"""Maximum number of token ids in one list, checked before its content. The context length is checked later."""
 
 PerPrompt = Annotated[list[T], Meta(max_length=MAX_PROMPTS)]
 TokenIds = Annotated[list[int], Meta(max_length=MAX_TOKEN_IDS)]

@@ -1,4 +1,4 @@
-"""Holds the state that all handlers of one server share."""
+"""The state that all handlers of one server share."""
 
 from __future__ import annotations
 
@@ -49,38 +49,38 @@ Standing = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
 class Context(msgspec.Struct, frozen=True, dict=True):
-    """Facts about the model and the settings that reading a body needs."""
+    """Facts about the model and the settings that are needed to read a body."""
 
     tokenizer: Tokenizer
     info: EngineInfo
     config: Config
     defaults: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    """Sampling parameters of requests that do not set them: the server's, which win, and the model's."""
+    """Default sampling parameters: the server's, which take precedence, and the model's."""
     family: Family | None = None  # the model family's form of pictures in prompts; None: the model takes text only
-    chat_templates: ChatTemplates | str = ""  # a str says why there is none
-    tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
-    reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it does not reason
-    draw_bits: Callable[[int], int] = secrets.randbits  # makes seeds of requests that bring none
+    chat_templates: ChatTemplates | str = ""  # a str: why there is none
+    tool_format: ToolFormat | None = None  # the model's format of tool calls; None: tools are refused
+    reasoning_format: ReasoningFormat | None = None  # its marks of reasoning; None: it does not reason
+    draw_bits: Callable[[int], int] = secrets.randbits  # draws seeds for requests without one
 
     @cached_property
     def capacity(self) -> int:
-        """Most tokens, prompt and output together, that one request can have."""
+        """Maximum number of tokens of one request, prompt and output together."""
         return min(self.info.context_len, self.info.max_total_tokens)
 
     @cached_property
     def placeholders(self) -> tuple[str, ...]:
-        """Texts that stand for a picture or a video in a prompt."""
+        """Texts that are placeholders of a picture or a video in a prompt."""
         marks = () if self.family is None else (self.family.placeholder, self.family.video_placeholder)
         return tuple(mark for mark in marks if mark is not None)
 
     @cached_property
     def placeholder_ids(self) -> frozenset[int]:
-        """Tokens that stand for a picture or a video; some models have them beyond the vocabulary's end."""
+        """Tokens that are placeholders of a picture or a video; in some models they are beyond the vocabulary's end."""
         ids = () if self.family is None else (self.family.placeholder_id, self.family.video_placeholder_id)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     def probe_templates(self) -> None:
-        """Finds out the chat templates' abilities, so that the first chat need not wait for it. Raises Unavailable."""
+        """Tests the chat templates' features, so that the first chat does not wait for that. Raises Unavailable."""
         if not isinstance(self.chat_templates, str):
             with contextlib.suppress(InvalidRequest):  # a template at its limit: each chat gets that error
                 self.chat_templates.plain.probe()
@@ -88,7 +88,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
 
 def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: MediaLoader | None = None) -> Context:
-    """Collects the facts that reading bodies needs.
+    """Collects the facts that are needed to read bodies.
 
     Raises StartupError when the sampling defaults of --preferred-sampling-params or of the model are not valid, or a
     chat template or a format cannot be used.
@@ -153,13 +153,13 @@ def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
 
 
 class Service(Protocol):
-    """Work that goes on beside the requests while the server runs."""
+    """Background work while the server runs."""
 
     def start(self) -> None:
-        """Begins, once the server is about to take requests."""
+        """Begins. Called when the server is about to accept requests."""
 
     def drain(self) -> None:
-        """Gives up what would make the server's end wait."""
+        """Drops work that would delay the server's end."""
 
     async def close(self) -> None:
         """Ends all of it."""
@@ -178,7 +178,7 @@ class Lifecycle:
             service.start()
 
     def drain(self) -> None:
-        """Takes no new requests from now on."""
+        """Stops accepting new requests."""
         self.is_draining = True
         for service in self.services:
             service.drain()
@@ -203,7 +203,7 @@ class ServedModel(Protocol):
         """The LoRA adapters that requests may ask for: name -> path."""
 
     def report(self) -> dict[str, Any]:
-        """Returns what `/status` says of it."""
+        """Returns its entry in `/status`."""
 
 
 class ServedModels(Protocol):
@@ -214,7 +214,7 @@ class ServedModels(Protocol):
         """The models, in the order of the settings."""
 
     def find(self, name: str) -> ServedModel | None:
-        """Returns the model that a request's `model` means; None: there is none."""
+        """Returns the model that a request's `model` means, or None."""
 
     def names(self) -> list[str]:
         """Returns the names that requests may use: models and their adapters."""
@@ -223,26 +223,26 @@ class ServedModels(Protocol):
         """Loads a model; one that is not in the list yet joins it. Raises TureenError."""
 
     async def unload(self, name: str) -> ServedModel:
-        """Unloads a model that nobody uses. Raises NotFound, Conflict."""
+        """Unloads an unused model. Raises NotFound, Conflict."""
 
     async def pull(self, name: str) -> ServedModel:
         """Fetches a model's files, without loading it; it joins the list. Raises TureenError."""
 
     def pause_later(self, *, is_paused: bool) -> None:
-        """Has the models that are not loaded now begin paused, or not, when they are."""
+        """Sets whether models that are not loaded now are paused when they are loaded."""
 
     def retire(self, state: ServerState) -> None:
-        """Unloads the model of a state when the requests that use it have their answers."""
+        """Unloads the model of a state after its requests have ended."""
 
     def report(self) -> dict[str, Any]:
-        """Returns what `/status` says of all."""
+        """Returns the entries of all models in `/status`."""
 
 
 class Common:
     """The state that all models of one server share. Event-loop thread only."""
 
     def __init__(self, config: Config) -> None:
-        self.states: list[ServerState] = []  # of each model that was loaded; the first is the default model's
+        self.states: list[ServerState] = []  # of each loaded model; the first is the default model's
         self.models: ServedModels | None = None  # None: there is one model
         self.keys = load_keys(config)
         self.quotas = Quotas(config)
@@ -253,33 +253,33 @@ class Common:
         if self.use is not None:
             self.lifecycle.services.append(self.use)
         self.started_s = time.monotonic()
-        self.runs: dict[Any, ServerState] = {}  # what has not ended (generation.py: Run), and its model
-        self.background: dict[tuple[str, str], Any] = {}  # responses that no connection waits for, by client and id
+        self.runs: dict[Any, ServerState] = {}  # unfinished runs (generation.py: Run) -> their model
+        self.background: dict[tuple[str, str], Any] = {}  # background responses, by client and id
         self.helper_memory = MemoryBudget(int(FRONT_SHARE * helper_bytes(config)))
         self.admitted = Admitted()
 
     @property
     def loaded(self) -> list[ServerState]:
-        """The states of the models that are loaded."""
+        """The states of the loaded models."""
         return [state for state in self.states if state.client.health.state != "unloaded"]
 
     @property
     def num_running(self) -> int:
-        """Requests that have not ended, of all models and fronts."""
+        """Number of unfinished requests of all models and fronts."""
         elsewhere = 0 if self.fronts is None else self.fronts.num_running
         return sum(state.num_running for state in self.states) + elsewhere
 
     def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
-        """Aborts the requests named `rid` (None = all) of `owner` (None = of any). Returns how many there were."""
+        """Aborts the requests named `rid` (None = all) of `owner` (None = of any). Returns their number."""
         return sum(state.abort(rid, reason, owner=owner) for state in self.states)
 
     def abort_all(self, reason: str) -> int:
-        """Aborts all requests, of all fronts. Returns how many there were."""
+        """Aborts all requests of all fronts. Returns their number."""
         elsewhere = 0 if self.fronts is None else self.fronts.abort_all(reason)
         return self.abort(None, reason) + elsewhere
 
     async def close(self) -> None:
-        """Ends recordings, what runs in the background, services and helper processes; the engines' clients are closed
+        """Ends recordings, background responses, services and helper processes. The engines' clients are closed
         elsewhere."""
         if self.recordings.responses is not None:
             self.abort(None, "shutdown")
@@ -290,7 +290,7 @@ class Common:
 
 
 def open_use(config: Config, quotas: Quotas) -> UseKeeper | None:
-    """Opens the file of --usage-db; None where what clients use is not kept. Raises StartupError."""
+    """Opens the file of --usage-db; None if the clients' use is not stored. Raises StartupError."""
     if config.usage_db is None:
         return None
     keeping = importlib.import_module("tureen.requests.use_keeping")  # SQLite, for servers that keep something only
@@ -299,8 +299,7 @@ def open_use(config: Config, quotas: Quotas) -> UseKeeper | None:
 
 
 class ServerState:
-    """The running server as one of its models sees it: the engine, its metrics, and the requests that have not ended.
-    Event-loop thread only."""
+    """The state of one model: the engine, its metrics, and the unfinished requests. Event-loop thread only."""
 
     def __init__(
         self,
@@ -310,8 +309,8 @@ class ServerState:
         media: MediaLoader | None = None,
         common: Common | None = None,
     ) -> None:
-        """`media`: None for a model that takes text only. `common`: what it shares with the server's other models; None
-        = there are none so far."""
+        """`media`: None for a text-only model. `common`: the state that it shares with the server's other models; None
+        = it is the first."""
         self.common = common = common or Common(context.config)
         common.states.append(self)
         self.client = client
@@ -325,7 +324,7 @@ class ServerState:
         self.lifecycle = common.lifecycle
         self.helpers = Helpers(media, common.helper_memory)
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
-        self._loading: dict[str, Callable[[str], None]] = {}  # id of a request the engine has not yet -> abort(reason)
+        self._loading: dict[str, Callable[[str], None]] = {}  # id of a request not in the engine yet -> abort(reason)
         self._numbers = itertools.count(1)  # numbers of requests, part of their ids
         self.room = QueueRoom(
             client,
@@ -337,7 +336,7 @@ class ServerState:
 
     @cached_property
     def interval(self) -> Interval:
-        """Tokens of an event; or what gathers them while this process is busy."""
+        """Tokens per event, or the object that merges events while this process is busy."""
         if self.context.config.stream_interval != "auto":
             return self.context.config.stream_interval
         gathering: Gathering = importlib.import_module("tureen.serving.gathering").Gathering()
@@ -345,7 +344,7 @@ class ServerState:
 
     @property
     def helpers_down(self) -> tuple[str, ...]:
-        """Names of helper processes that are being replaced; those of the engine as of its last report."""
+        """Names of helper processes that are being replaced. Those of the engine are from its last report."""
         return (*self.client.stats.helpers_down, *self.helpers.down)
 
     @property
@@ -361,14 +360,14 @@ class ServerState:
     async def change_adapters(self, op: str, **args: str) -> dict[str, str]:
         """Calls the engine's operation `op` on adapters. Returns the adapters loaded afterwards: name -> path."""
         config, served = self.context.config, self.context.info.model_path
-        if served != config.model_path:  # weights came later, and --revision is the first model's
+        if served != config.model_path:  # the weights were replaced, and --revision is that of the first model
             config = msgspec.structs.replace(config, model_path=served, revision=None)
         await dry_run(op, args, config)
         self.adapters = cast("dict[str, str]", await self.client.call(op, **args))
         return self.adapters
 
     def serve_weights(self, *, path: str | None = None, version: str | None = None) -> None:
-        """Makes answers name other weights from now on, by model path and version; None = unchanged."""
+        """Sets the model path and the version of the weights that answers name; None = unchanged."""
         info, config = self.context.info, self.context.config
         if path is not None:
             info = msgspec.structs.replace(info, model_path=path)
@@ -377,29 +376,28 @@ class ServerState:
         self.context = msgspec.structs.replace(self.context, info=info, config=config)
 
     def check_open(self) -> None:
-        """Raises Unavailable while the server shuts down."""
+        """Raises Unavailable if the server is shutting down."""
         if self.lifecycle.is_draining:
             raise Unavailable(
                 "the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S
             )
 
     def check_accepting(self) -> None:
-        """Raises Unavailable when the server shuts down or its queue is full."""
+        """Raises Unavailable if the server is shutting down or its queue is full."""
         self.check_open()
         self.room.check(1)
 
     def number_from(self, first: int) -> None:
-        """Numbers requests from `first` on; those of several fronts must differ."""
+        """Numbers requests from `first` on. The numbers of several fronts must differ."""
         self._numbers = itertools.count(first)
 
     def new_id(self, rid: str) -> str:
-        """Returns a request's id for the engine, unique whatever clients call their requests. May be called in any
-        thread."""
+        """Returns an id of a request for the engine, which is unique whatever the client's name for it. Thread-safe."""
         return f"{next(self._numbers)}:{rid}"
 
     def enter(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
-        """Registers running requests under the names that `owner` may abort them by: name -> engine's ids. Raises
-        InvalidRequest when a name is in use."""
+        """Registers running requests under the names with which `owner` may abort them: name -> engine's ids. Raises
+        InvalidRequest if a name is in use."""
         self.check_names(owner, names)
         self._running.update({(owner, name): ids for name, ids in names.items()})
 
@@ -414,7 +412,7 @@ class ServerState:
                 )
 
     def leave(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
-        """Forgets what `enter` registered."""
+        """Removes the names that `enter` registered."""
         for name in names:
             del self._running[owner, name]
 
@@ -437,7 +435,7 @@ class ServerState:
                 del self._loading[request_id]
 
     def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
-        """Aborts the requests named `rid` (None = all) of `owner` (None = of any). Returns how many there were."""
+        """Aborts the requests named `rid` (None = all) of `owner` (None = of any). Returns their number."""
         ids = {
             request_id
             for (holder, name), group in self._running.items()

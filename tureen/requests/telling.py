@@ -1,4 +1,4 @@
-"""Keeps, for each request, the fields that were accepted and have no effect; its answer lists them.
+"""Records the ignored fields of each request, which were accepted and have no effect. The answer lists them.
 
 telling.tell("tools[0].eager_input_streaming", "a tool's input is always streamed as it comes")
 """
@@ -15,14 +15,14 @@ from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 
 ANSWER_FIELD = "ignored_fields"
-"""Name of the list in answers that have room for it."""
+"""Name of the list in answers that have a field for it."""
 
 UNKNOWN = "unknown"
-"""Label in the metrics of fields that no table names, whatever they are called."""
+"""Label in the metrics of all fields that no table names."""
 
 MAX_PATHS, MAX_PATH_CHARS, MAX_HEADER_CHARS = 64, 128, 1024
 SAFE = "[]/:@$"
-"""Characters that a path in the header keeps, beside letters, digits and `_.-~`."""
+"""Characters that a path in the header keeps, in addition to letters, digits and `_.-~`."""
 
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -34,13 +34,13 @@ UnknownFields = Literal["refuse", "tell"]
 
 @dataclass
 class Telling:
-    """The fields of one request that were accepted and have no effect, and what is to become of such fields."""
+    """The ignored fields of one request, and whether such fields are refused."""
 
     is_strict: bool = False  # they are refused
     unknown_fields: UnknownFields | None = None  # those that no table names; None: as the dialect has it
     paths: dict[str, None] = field(default_factory=dict)  # in the order in which they were found
     labels: dict[str, None] = field(default_factory=dict)  # names in the metrics
-    unknown_names: set[str] = field(default_factory=set)  # that no API has, and that were told
+    unknown_names: set[str] = field(default_factory=set)  # that no API has, and that were reported
     num_more: int = 0  # fields that are not in `paths`, which is bounded
 
     def header(self) -> bytes:
@@ -66,8 +66,8 @@ current: ContextVar[Telling | None] = ContextVar("telling", default=None)
 
 
 def tell(path: str, why: str, *, is_declared: bool = True) -> None:
-    """Notes that the field at `path`, such as `tools[0].strict`, was accepted and has no effect. `why`: the reason, for
-    a client that asks for errors instead. `is_declared`: false for a name that only the client knows.
+    """Reports the field at `path`, such as `tools[0].strict`, as ignored. `why`: the reason, for a client that asks for
+    errors instead. `is_declared`: false for a name that no table has.
 
     Raises InvalidRequest for a request with the header `x-tureen-strict: 1`.
     """
@@ -96,6 +96,6 @@ def label_of(path: str) -> str:
 
 
 def answer_field() -> dict[str, Any]:
-    """Returns the field of an answer that lists the fields without effect; {} where there are none."""
+    """Returns the field of an answer that lists ignored fields; {} without any."""
     telling = current.get()
     return {ANSWER_FIELD: telling.listed()} if telling is not None and telling.paths else {}

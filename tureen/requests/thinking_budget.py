@@ -1,5 +1,5 @@
-"""Limits the tokens that a model may think: when the budget is used up, the mark that ends the reasoning is appended
-to its output, and it goes on with the answer. Generation is stopped and started again once for that."""
+"""Limits the tokens of reasoning. When the budget is used up, the end mark of the reasoning is appended to the output,
+and the model continues with the answer. Generation is stopped and restarted once for that."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tureen.requests.state import ServerState
 
 
 class ReasoningBudget(NamedTuple):
-    """The most tokens of reasoning, and what the client called them."""
+    """The maximum number of reasoning tokens, and the client's name for it."""
 
     tokens: int
     field: str
 
 
 class BudgetedRun:
-    """Runs a plan of one request with a limit on the tokens of its reasoning; a lower one where the answer would have
-    none left."""
+    """Runs a plan of one request with a limit on the tokens of its reasoning. Lowers the limit if no tokens would be
+    left for the answer."""
 
     def __init__(self, state: ServerState, plan: Plan, budget: ReasoningBudget) -> None:
         [request] = plan.requests
@@ -42,12 +42,12 @@ class BudgetedRun:
         self.outputs = self._run.outputs
 
     def abort(self, reason: str) -> None:
-        """Aborts the request if it has not ended; `reason` stands in its finish reason."""
+        """Aborts the request if it has not ended; `reason` is in its finish reason."""
         self._run.abort(reason)
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that it may use. Prompt and reasoning may be computed again: they count twice."""
+        """The maximum number of tokens that it may use. Prompt and reasoning may be recomputed, so they count twice."""
         request, index = self._request, self._plan.first_index
         twice = len(request.token_ids) + self._bound if self._bound < request.max_new_tokens else 0
         return most_tokens(request, index) + twice
@@ -70,7 +70,7 @@ class BudgetedRun:
                     yield output
         if going_on is None:
             return
-        if request.logprobs is None:  # the mark has log-probabilities when the rest has begun
+        if request.logprobs is None:  # the mark gets its log-probabilities when the rest begins
             yield output
         whole = output.snapshot()
         reading = msgspec.structs.replace(self._plan.reading, reasoning=None, starts_inside=False)
@@ -82,8 +82,8 @@ class BudgetedRun:
 
 
 class BudgetedRuns:
-    """Runs a plan of several requests with a limit on the tokens of each one's reasoning; when one fails or the client
-    leaves, all end."""
+    """Runs a plan of several requests with a limit on the reasoning tokens of each. If one fails or the client leaves,
+    all of them end."""
 
     def __init__(self, state: ServerState, plan: Plan, budget: ReasoningBudget) -> None:
         """`budget`: of each request."""
@@ -94,7 +94,7 @@ class BudgetedRuns:
         self.outputs = [output for run in self._runs for output in run.outputs]
 
     async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
-        """Yields events as `Run.events` does. No output goes on while an event of it is looked at."""
+        """Yields events as `Run.events` does. An output does not continue while the caller handles its event."""
         work = current_work()
         work.begin(sum(run.most_tokens for run in self._runs))
         work.names.update(self._shared)
@@ -116,7 +116,7 @@ class BudgetedRuns:
                 while num_left:
                     item = await arrived.get()
                     if isinstance(item, asyncio.Task):
-                        item.result()  # raises what ended it, whatever that was
+                        item.result()  # raises the exception that ended it
                         num_left -= 1
                         continue
                     yield item[0]
@@ -137,7 +137,7 @@ def budgeted(state: ServerState, plan: Plan, budget: ReasoningBudget) -> Budgete
 
 
 def _sample_of(plan: Plan, index: int) -> Plan:
-    """Returns the plan of one of the requests. What is running is known by its own name too."""
+    """Returns the plan of one of the requests. Its own name also aborts it."""
     rid = plan.rids[index]
     return msgspec.structs.replace(
         plan,
@@ -150,7 +150,7 @@ def _sample_of(plan: Plan, index: int) -> Plan:
 
 
 def _extend(output: Output, whole: Output, update: Output) -> None:
-    """Makes `output` what there was before, `whole`, with what came after it."""
+    """Prepends the earlier output, `whole`, to `output`."""
     output.text, output.token_ids = whole.text + update.text, whole.token_ids + update.token_ids
     output.output_logprobs = [*whole.output_logprobs, *update.prompt_logprobs[1:], *update.output_logprobs]
     output.hidden_states = update.hidden_states
@@ -167,8 +167,8 @@ def _extend(output: Output, whole: Output, update: Output) -> None:
 
 
 def _later(request: GenerateRequest, num_mark: int, state: ServerState) -> LaterGrammar | None:
-    """Returns what the answer must match behind thoughts and `num_mark` tokens that end them; None without a
-    constraint, and where it may be cut."""
+    """Returns the constraint of the answer after reasoning and its `num_mark` end tokens. Returns None without a
+    constraint, and if the answer may be cut."""
     if request.grammar is None or not request.params.close_early:
         return None
     if request.limit_field:
@@ -182,8 +182,8 @@ def _later(request: GenerateRequest, num_mark: int, state: ServerState) -> Later
 
 
 def _thoughts_of(request: GenerateRequest, bound: int, plan: Plan, later: LaterGrammar | None) -> GenerateRequest:
-    """Returns the request for at most `bound` tokens. Where a constraint holds after the reasoning it ends with that,
-    and the constraint, `later`, begins with the rest."""
+    """Returns the request for at most `bound` tokens. If a constraint applies after the reasoning, the request ends
+    with the reasoning, and the constraint, `later`, applies to the rest."""
     form = plan.reading.reasoning
     if request.grammar is None or form is None:
         return msgspec.structs.replace(request, max_new_tokens=bound)

@@ -12,14 +12,14 @@ from tureen.requests.state import Context
 from tureen.text.messages import Tool
 
 VARIABLES = ("enable_thinking", "thinking")
-"""Variables by which chat templates turn reasoning on and off."""
+"""Variables with which chat templates turn reasoning on and off."""
 
 EFFORT = "reasoning_effort"
-"""Variable by which chat templates take OpenAI's reasoning effort."""
+"""Variable with OpenAI's reasoning effort in chat templates."""
 
 
 NEAR = 0.8
-"""Likeness from which on a name is taken for another one that was mistyped."""
+"""Minimum similarity at which a name counts as a typing error of another."""
 
 
 def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Context) -> dict[str, bool]:
@@ -45,14 +45,14 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
 
 
 def knows_effort(tools: Sequence[Tool], context: Context) -> bool:
-    """Says whether the chat template takes a reasoning effort."""
+    """Returns whether the chat template uses a reasoning effort."""
     templates = context.chat_templates
     return not isinstance(templates, str) and EFFORT in templates.of(tools).variables
 
 
 def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Context) -> dict[str, str | bool]:
-    """Returns the chat template's variable for the reasoning effort, with its value; a level that the template does
-    not know is told. Raises InvalidRequest for none where the model thinks all the same."""
+    """Returns the chat template's variable for the reasoning effort, with its value. Reports a level that the template
+    does not know as ignored. Raises InvalidRequest for `none` if the model thinks regardless."""
     templates = context.chat_templates
     if isinstance(templates, str):
         return {}  # no chat is possible; rendering the prompt raises the reason
@@ -65,8 +65,8 @@ def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Conte
 
 
 def known_kwargs(kwargs: Mapping[str, Any], field: str, tools: Sequence[Tool], context: Context) -> dict[str, Any]:
-    """Returns the variables that the chat template knows; others are told, but for one whose name is close to that of
-    a known one, which the template refuses."""
+    """Returns the variables that the chat template knows, and names close to a known one, which rendering refuses.
+    Reports other variables as ignored."""
     templates = context.chat_templates
     if isinstance(templates, str):
         return dict(kwargs)  # no chat is possible; rendering the prompt raises the reason

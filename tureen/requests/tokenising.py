@@ -1,4 +1,4 @@
-"""Tokenizes prompts, and marks the places of their pictures and videos."""
+"""Tokenizes prompts, and marks the positions of their pictures and videos."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tureen.requests.state import Context, ServerState
 from tureen.text.tokenizer import Tokenizer
 
 SPARE = 16
-"""Tokens after which a cut of a text no longer changes the tokens before it."""
+"""Number of tokens before a cut in a text that the cut may change."""
 
 MAX_BYTES = 4
 """Most bytes, and so tokens, of a character."""
@@ -49,7 +49,7 @@ async def resolve(
 
 
 def check_takes(item: PromptMedia, state: ServerState) -> None:
-    """Raises InvalidRequest if pictures or videos came for a model that takes text only here."""
+    """Raises InvalidRequest for pictures or videos if the model accepts only text here."""
     context = state.context
     if (item.pictures or item.videos) and (context.family is None or state.media is None):
         raise InvalidRequest(
@@ -59,7 +59,7 @@ def check_takes(item: PromptMedia, state: ServerState) -> None:
 
 
 def _why_blind(context: Context) -> str:
-    """Returns why the model takes no pictures, for the end of a message; "" if that is its nature."""
+    """Returns why the model takes no pictures, for the end of a message; "" if it is a text model."""
     if context.config.language_model_only:
         return " (--language-model-only)"
     is_gguf = any(name.endswith(".gguf") for name, _, _ in context.info.files)
@@ -98,8 +98,8 @@ async def _marked(
 
 
 def spaced(text: str, family: Family, placeholder: str | None = None) -> str:
-    """Returns a prompt with the text around placeholders that the model expects: some tokenizers join it with the text
-    that is there. placeholder: its spelling in this text."""
+    """Returns a prompt with the text that the model expects around placeholders, which some tokenizers join with the
+    neighbouring text. placeholder: its spelling in this text."""
     placeholder = placeholder or family.placeholder
     return text.replace(placeholder, family.around + placeholder + family.around) if family.around else text
 
@@ -114,8 +114,7 @@ async def _with_marks(token_ids: list[int], marks: Mapping[int | None, int]) -> 
 async def _split_at_placeholders(
     text: str, name: str, media: PromptMedia, family: Family, context: Context
 ) -> list[int]:
-    """Tokenizes a text around its placeholders, which are no tokens of the tokenizer, and puts marks in their
-    places."""
+    """Tokenizes a text around its placeholders, which are not tokens of the tokenizer, and inserts marks for them."""
     marks = {family.placeholder: PICTURE}
     if family.video_placeholder is not None:
         marks[family.video_placeholder] = VIDEO
@@ -161,14 +160,14 @@ def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) 
 
 
 async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
-    """Returns the token ids of each text; tokenizes in a thread when there is much."""
+    """Returns the token ids of each text. Tokenizes long texts in a thread."""
     encoded = partial(tokenizer.encode, add_special_tokens=add_special_tokens)
     return await offload.run_each(sum(map(len, texts)), encoded, texts)
 
 
 def beginning(text: str, most: int, tokenizer: Tokenizer) -> str:
-    """Returns as much of the text as its first `most` tokens need, and more, so that the rest is not tokenized: a body
-    may have megabytes of it."""
+    """Returns a beginning of the text that contains its first `most` tokens, so that the rest, which may be megabytes,
+    is not tokenized."""
     num_chars = (most + SPARE) * tokenizer.max_token_chars
     while num_chars < len(text) and len(tokenizer.encode(text[:num_chars], add_special_tokens=False)) < most + SPARE:
         num_chars *= 2

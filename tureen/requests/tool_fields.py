@@ -47,14 +47,14 @@ class CustomGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `format`, which say what a custom tool's input is."""
+    """The fields of `format`, which define a custom tool's input."""
 
     type: Literal["text", "grammar"]
     grammar: Annotated[CustomGrammar | None, Meta(description="With type grammar.")] = None
 
 
 class CustomField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a tool of type custom, which takes a text."""
+    """The fields of a tool of type custom, whose input is a text."""
 
     name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="Its name; names of tools are unique.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
@@ -172,7 +172,7 @@ def check_tools(
     """Returns the tools if their number, names and schemas are allowed. Raises InvalidRequest.
 
     An error names `field[index]`, then `inside`, then `name` or what the API calls the schema (`parameters`).
-    `places`: the index of each tool in the client's list, where some of it are left out.
+    `places`: the index of each tool in the client's list, if some tools were dropped.
     """
     _check_number(tools, field)
     seen: set[str] = set()
@@ -247,7 +247,7 @@ def chosen_tools(value: Any, tools: Sequence[Tool], field: str = "tool_choice") 
 
 
 def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: str = "") -> ToolChoice:
-    """Returns the choice if there are tools that it can mean. Without tools auto becomes none.
+    """Returns the choice if there are tools for it. Without tools, `auto` becomes `none`.
 
     `field`: the choice's field; `name_field`: that of the tool's name in it. Raises InvalidRequest.
     """
@@ -282,7 +282,7 @@ def call_id() -> str:
 
 
 def _entry(value: Any, kind: type[T], path: str) -> T:
-    """Converts a tool or a choice of one; fields that nobody knows are told. Raises InvalidRequest."""
+    """Converts a tool or a tool choice. Reports unknown fields as ignored. Raises InvalidRequest."""
     if not isinstance(value, dict):
         raise InvalidRequest(f"{path} must be an object, got {echo(value)}", field=path)
     return convert(value, kind, _under(path), TELLS_UNKNOWN)

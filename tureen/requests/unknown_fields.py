@@ -1,4 +1,4 @@
-"""Decides what becomes of a field that a declared type does not have: told, or refused by name."""
+"""Decides whether a field that a declared type does not have is reported as ignored, or refused with its name."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tureen.requests.known_options import acting_fields, folded, is_off, known_o
 from tureen.requests.verdicts import FieldTable, beside_reason
 
 NEAR = 0.8
-"""Similarity of two names, by difflib, from which one is taken for a slip of the other."""
+"""Minimum similarity of two names (difflib) at which one counts as a typing error of the other."""
 
 MAX_UNKNOWN = 64
-"""Most names in a body that nobody knows: finding out what each resembles takes time."""
+"""Maximum number of unknown names in a body, because comparing each with the known ones takes time."""
 
 OBJECTS = inspect.StructType, inspect.ListType, inspect.VarTupleType
 NULLABLE = inspect.NoneType, inspect.AnyType
 
 
 def refuse(name: str, known: Collection[str], where: str = "", way_out: str = "") -> NoReturn:
-    """Raises InvalidRequest for an unknown field, with the way out, or with the closest known name. `where`: what the
-    error calls the object that has it; "" = the body itself."""
+    """Raises InvalidRequest for an unknown field, with advice or the closest known name. `where`: what the error calls
+    the object that has it; "" = the body itself."""
     hints = [] if way_out else difflib.get_close_matches(name[:64], known, n=1)
     hint = _did_you_mean(hints[0]) if hints else way_out
     place = f" in {where}" if where else ""
@@ -43,7 +43,7 @@ def _did_you_mean(name: str) -> str:
 
 
 def _way_out(name: str, known: Collection[str], inside: Collection[str], at: str) -> str:
-    """Returns what to do about a field that changes answers elsewhere: this API's name for it, the object `at` with the
+    """Returns advice about a field that changes answers elsewhere: this API's name for it, the object `at` with the
     fields `inside`, or the routes that have it."""
     own = name if name in inside else same_here(name, inside)
     if own is not None:
@@ -68,8 +68,8 @@ def settle(
     at: str = "",
 ) -> None:
     """Decides about a field of a body, or of its sampling parameters, that the API does not have. A value that switches
-    the option off counts as not sent. A field that changes the answer in another API, and a name close to a known one,
-    which is taken for a slip, raise InvalidRequest. Others are told or refused (`settle_inner`).
+    the option off counts as not sent. A field that changes the answer in another API raises InvalidRequest, and so does
+    a typing error of a known name. Other fields are reported as ignored or refused (`settle_inner`).
 
     `inside`: the fields of the object `at` in the body, which holds sampling parameters.
     """
@@ -111,9 +111,9 @@ def _is_near(name: str, known: tuple[str, ...]) -> bool:
 
 
 def cleaned(value: Any, kind: Any, table: FieldTable, path: Callable[[str], str] = str) -> Any:
-    """Returns a copy of `value` without the fields that the declared type `kind` does not have, at any depth, each of
-    which is told or refused, and without nulls where it allows none. `path` returns what an error calls a field of
-    `value`. Raises InvalidRequest."""
+    """Returns a copy of `value` without the fields that the declared type `kind` does not have, at any depth, and
+    without nulls that it does not allow. Reports or refuses each of these fields. `path` returns what an error calls a
+    field of `value`. Raises InvalidRequest."""
     return _cleaned(value, list(members(type_info(kind))), table, path("").rstrip("."))
 
 
@@ -146,7 +146,7 @@ def _cleaned_object(value: dict[str, Any], struct: inspect.StructType, table: Fi
 
 
 def _is_settled(name: str, value: Any, table: FieldTable, path: str) -> bool:
-    """Returns whether the table has a verdict on the field, which is followed then. Raises InvalidRequest."""
+    """Applies the table's verdict on the field. Returns whether it has one. Raises InvalidRequest."""
     for key in (telling.label_of(path), f"*.{name}"):
         if key in table.refused or key in table.told:
             table.settle(key, value, path)
@@ -155,7 +155,7 @@ def _is_settled(name: str, value: Any, table: FieldTable, path: str) -> bool:
 
 
 def _struct_of(value: dict[str, Any], types: Sequence[inspect.Type]) -> inspect.StructType | None:
-    """Returns the declared object that `value` is meant to be: of several the one with its tag."""
+    """Returns the declared type of an object: the one with its tag, if there are several."""
     structs = [kind for kind in types if isinstance(kind, inspect.StructType)]
     tagged = [kind for kind in structs if kind.tag_field is not None and value.get(kind.tag_field) == kind.tag]
     untagged = [kind for kind in structs if kind.tag_field is None]

@@ -1,4 +1,4 @@
-"""Writes what clients used to the file of --usage-db, once a second, and begins with what is in it."""
+"""Writes the clients' use to the file of --usage-db once a second, and loads it at the start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tureen.storage.usage import Bucket, UsageFile
 
 INTERVAL_S = 1.0
 RETRY_S = 30.0
-"""Seconds between two writes, and after one that failed. What is not written yet is added up meanwhile."""
+"""Seconds between two writes, and after a failed one. Unwritten use is added up meanwhile."""
 
 
 class UseKeeper:
@@ -28,7 +28,7 @@ class UseKeeper:
         self._clock = clock
         self._file = UsageFile(path)
         self._task: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()  # held while something is written
+        self._turn = asyncio.Lock()  # held during a write
         self._charged: dict[tuple[str, str], int] = {}  # of each account, as written
         totals, buckets = self._file.read()
         quotas.tallies.update({client: Tally(*values) for client, values in totals.items()})
@@ -41,10 +41,10 @@ class UseKeeper:
         self._task = asyncio.create_task(self._keep())
 
     def drain(self) -> None:
-        """Does nothing: requests still end."""
+        """Does nothing, because requests still end."""
 
     async def close(self) -> None:
-        """Writes what is left, and closes the file."""
+        """Writes the remaining use, and closes the file."""
         if self._task is not None:
             self._task.cancel()
         with contextlib.suppress(TureenError):  # the storage has logged it
@@ -53,12 +53,12 @@ class UseKeeper:
 
     @property
     def num_unwritten(self) -> int:
-        """Requests that ended and are not on the disk yet."""
+        """Number of ended requests that are not on the disk yet."""
         return sum(tally.requests - self._before(client).requests for client, tally in self._quotas.tallies.items())
 
     async def flush(self) -> None:
-        """Writes what has changed. When this returns, it is on the disk. It goes on when the caller is cancelled, so
-        that what is on the disk is also noted as written. Raises TureenError."""
+        """Writes all changes to the disk. Continues if the caller is cancelled, so that written changes are also
+        recorded as written. Raises TureenError."""
         await asyncio.shield(asyncio.ensure_future(self._write()))
 
     async def _write(self) -> None:
@@ -103,7 +103,7 @@ _NONE = Tally()
 
 
 def _more(now: Tally, before: Tally) -> tuple[int, ...]:
-    """Returns by how much each count has risen."""
+    """Returns the increase of each count."""
     return tuple(
         new - old for new, old in zip(msgspec.structs.astuple(now), msgspec.structs.astuple(before), strict=True)
     )

@@ -22,14 +22,14 @@ class FieldRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A field of the original API that this server refuses."""
 
     why: str
-    nothing: Any = None  # the value that asks for nothing, as null does
+    nothing: Any = None  # the value without effect, as null
 
 
 class FieldWithoutEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A field of the original API that is accepted, has no effect, and is told."""
+    """A field of the original API that is accepted, has no effect, and is reported as ignored."""
 
     why: str
-    nothing: Any = None  # the value that asks for nothing, as null does: it is not told
+    nothing: Any = None  # the value that is not reported, as null
 
 
 class WrittenTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,15 +46,15 @@ class FieldTable(NamedTuple):
     """The verdicts on the fields of one object of a body. Fields that it does not name are honoured as in the original
     API."""
 
-    differs: Mapping[str, str] = MappingProxyType({})  # honoured, with a difference that /compat tells
+    differs: Mapping[str, str] = MappingProxyType({})  # honoured, with a difference that /compat shows
     told: Mapping[str, FieldWithoutEffect] = MappingProxyType({})
-    """Field -> why it has no effect. A field of an object inside is written `tools[].strict`."""
+    """Field -> why it has no effect. A field of an inner object is written `tools[].strict`."""
     refused: Mapping[str, tuple[Any, str]] = MappingProxyType({})
-    """Field -> (the value that asks for nothing; why any other is refused)."""
-    tells_unknown: bool = False  # fields that nobody knows are accepted and told; else they are refused
+    """Field -> (the value without effect; why any other is refused)."""
+    tells_unknown: bool = False  # unknown fields are accepted and reported; else they are refused
 
     def joined(self, other: FieldTable) -> FieldTable:
-        """Returns this table joined with another, whose verdicts win."""
+        """Returns this table joined with another, whose verdicts take precedence."""
         replaced = {*other.differs, *other.told, *other.refused}
         return FieldTable(
             {**_without(self.differs, replaced), **other.differs},
@@ -65,12 +65,12 @@ class FieldTable(NamedTuple):
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """The fields that are told or refused."""
+        """The fields that are reported or refused."""
         return (*self.told, *self.refused)
 
     def settle(self, name: str, value: Any, path: str) -> None:
-        """Follows the verdict on a field that is told or refused, unless its value asks for nothing. `path`: the field
-        in the request. Raises InvalidRequest, with the reason."""
+        """Reports or refuses a field by its verdict, unless its value has no effect. `path`: the field in the request.
+        Raises InvalidRequest with the reason."""
         told = self.told.get(name)
         nothing, why = self.refused[name] if told is None else (told.nothing, told.why)
         if value is None or is_same(value, nothing) or is_off(name, value):

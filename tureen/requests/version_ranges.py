@@ -1,4 +1,4 @@
-"""Reports which version of the weights drew which tokens of an output."""
+"""Reports the version of the weights that drew each range of an output's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs bodies with many short requests in waves: only some are in the queue at a time, which leaves room for others."""
+"""Runs bodies with many short requests in waves: only some are in the queue at a time, so other requests get places."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
 
 WAVE = 64
-"""Requests of one body that are in the queue at a time."""
+"""Maximum number of requests of one body in the queue at a time."""
 
 
 class Requester(NamedTuple):
@@ -37,7 +37,7 @@ def check_count(count: int, field: str) -> None:
 def draft_of(
     prompts: Sequence[Prompt], names: Sequence[str], sampling: Sampling, options: Options, requester: Requester
 ) -> Draft:
-    """Makes a draft of prompts that are all computed the same way. `names`: what errors call each prompt."""
+    """Makes a draft of prompts with the same options. `names`: what errors call each prompt."""
     count = len(prompts)
     return Draft(
         prompts=prompts, names=names, samplings=[sampling] * count, options=[options] * count, owner=requester.owner
@@ -59,7 +59,7 @@ async def run_all(draft: Draft, requester: Requester, state: ServerState) -> lis
 
     def abort(reason: str) -> None:
         nonlocal is_aborted
-        is_aborted = True  # is read between two waves, when no run has anything to abort
+        is_aborted = True  # read between two waves, when no run has a request to abort
         for run in runs:
             run.abort(reason)
 

@@ -27,6 +27,7 @@ from tureen.engine.queue import (
     LeastServedFirst,
     LongestPrefixFirst,
     QueueOrder,
+    Rank,
     Schedule,
     WaitingQueue,
     first_come,
@@ -52,14 +53,6 @@ class EngineLimits(NamedTuple):
     capacity: Capacity  # of the runner
 
 
-class StepFacts(NamedTuple):
-    """What is known of an engine's steps."""
-
-    step_ms: float
-    saved_s: float  # by guesses
-    is_paused: bool
-
-
 class EngineTotals:
     """Counts since the engine was created."""
 
@@ -69,7 +62,9 @@ class EngineTotals:
         self.output_tokens = 0
         self.forced_tokens = 0
 
-    def stats(self, scheduler: Scheduler, preparing: Preparing, facts: StepFacts) -> EngineStats:
+    def stats(
+        self, scheduler: Scheduler, preparing: Preparing, rows: RowRunner, control: Control, step_ms: float
+    ) -> EngineStats:
         """Return them with the gauges of the other parts."""
         cache, windows = scheduler.cache, scheduler.cache.windows.pool
         return EngineStats(
@@ -85,9 +80,9 @@ class EngineTotals:
             total_output_tokens=self.output_tokens,
             total_preemptions=scheduler.num_preemptions,
             total_steps=self.steps,
-            step_ms=facts.step_ms,
-            total_saved_s=facts.saved_s,
-            is_paused=facts.is_paused,
+            step_ms=step_ms,
+            total_saved_s=rows.saved_s,
+            is_paused=control.is_paused,
             total_forced_tokens=self.forced_tokens,
             total_guessed_tokens=scheduler.num_guesses,
             total_right_guesses=scheduler.num_right_guesses,
@@ -113,11 +108,9 @@ class Engine:
         capacity = runner.capacity()
         self.cache = make_cache(capacity, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
-        longest = LongestPrefixFirst(partial(_cached_len, self.cache))
-        order = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}[schedule.policy]
         self.scheduler = Scheduler(
             self.cache,
-            WaitingQueue(rank, order),
+            WaitingQueue(rank, _order(schedule, self.cache, rank)),
             max_rows=capacity.max_rows,
             token_budget=token_budget,
             by_priority=schedule.by_priority,
@@ -246,8 +239,7 @@ class Engine:
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
-        facts = StepFacts(step_ms, self.rows.saved_s, self.control.is_paused)
-        return self._totals.stats(self.scheduler, self.preparing, facts)
+        return self._totals.stats(self.scheduler, self.preparing, self.rows, self.control, step_ms)
 
     def _clear(self) -> int:
         """Drops all unused cache entries; returns the number of freed pages."""
@@ -378,3 +370,8 @@ def _check_length(request: GenerateRequest, limit: int) -> None:
             num_tokens=num_prompt + request.max_new_tokens,
             capacity=limit,
         )
+
+
+def _order(schedule: Schedule, cache: CacheManager, rank: Rank) -> QueueOrder:
+    longest = LongestPrefixFirst(partial(_cached_len, cache))
+    return {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}[schedule.policy]

@@ -82,7 +82,7 @@ test-ledgers: $(DEV) native ## the large tables, where what they guard has chang
 test-all: test test-servers check-native test-isas ## every lane, whatever has changed
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/ledgers.py --all --passed
 
-costs: $(DEV) ## put the seconds of the last whole make test and make test-servers into tests/costs.json
+costs: $(DEV) ## put the seconds of the last whole runs of the lanes into tests/costs.json
 	@$(BIN)/python tests/costs.py
 
 soak-sim: $(DEV) native ## simulate the whole server under more seeds; ARGS='first count'

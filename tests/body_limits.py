@@ -20,7 +20,10 @@ from tureen.front.generate import prompt_fields
 from tureen.http.dialect import Entry
 
 LARGEST = 4 << 20
-"""Bytes of a body. A list of which fewer than 1,000 times the limit fit into it is as long as fits."""
+"""Bytes of a body."""
+
+MORE = 10_000
+"""Entries by which two lists differ. One more line of Python for each of them would be noticed."""
 
 JSON = {"content-type": "application/json"}
 PROMPTS = (*prompt_fields(), "prompt", "messages")
@@ -65,9 +68,10 @@ def places(entry: Entry, body: type[msgspec.Struct]) -> Iterator[Place]:
 
 
 def counts(place: Place) -> tuple[int, int]:
-    """Return 10 and 1,000 times the limit, or fewer if the body would be too large."""
+    """Return two numbers of entries above the limit, or fewer if the body would be too large."""
     assert place.most is not None
     fit = min(place.fit, LARGEST // (len(place.entry) + (10 if place.is_map else 1)))
     most = max(place.most, 1)
-    small, large = min(10 * most, fit), min(1000 * most, fit)
+    small = min(10 * most, most + MORE, fit)
+    large = min(small + MORE, fit)
     return (small, large) if small < large else (place.most + 1, large)

@@ -80,8 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin the longest files first: of two processes, neither is left with a long file at the end."""
     seed = config.getoption("shuffle")
     if seed is None:
-        known = costs.read()
-        items.sort(key=lambda item: -costs.wall_s(known, item.path))
+        known, is_every_case = costs.read(), config.getoption("every_case")
+        items.sort(key=lambda item: -costs.wall_s(known, item.path, is_every_case))
     else:
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:

@@ -1,8 +1,8 @@
 """The processor and wall seconds of each test, child processes included, in one committed file.
 
 `costs.json` begins the longest files first and holds the total of the gate, which may only fall (tools/ratchets.json).
-A run of a whole lane, as CI makes it, keeps its figures in build/test-costs.json. `make costs` puts these into
-`costs.json`; a file that is not in there yet counts as long.
+A run of a whole lane, as CI makes it, keeps its figures in build/test-costs.json; so does a run of ledgers, for each of
+its files. `make costs` puts these into `costs.json`; a file that is not in there yet counts as long.
 """
 
 from __future__ import annotations
@@ -24,17 +24,22 @@ SLOW_S = 1.0
 """A test that takes longer is listed by itself."""
 
 
+STARTED: list[str] = []
+"""The command of each real server that this process started."""
+
+
 class Cost(NamedTuple):
-    """Seconds of processor time, and of wall time."""
+    """Seconds of processor time, seconds of wall time, and the number of real servers that were started."""
 
     cpu_s: float
     wall_s: float
+    servers: int = 0
 
     def __add__(self, other: Any) -> Cost:
-        return Cost(self.cpu_s + other.cpu_s, self.wall_s + other.wall_s)
+        return Cost(*(mine + its for mine, its in zip(self, other, strict=True)))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.cpu_s - other.cpu_s, self.wall_s - other.wall_s)
+        return Cost(*(mine - its for mine, its in zip(self, other, strict=True)))
 
 
 NOTHING = Cost(0.0, 0.0)
@@ -43,42 +48,53 @@ NOTHING = Cost(0.0, 0.0)
 def now() -> Cost:
     """Read the clocks of this process. Children count when they have ended and were waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return Cost(sum(usage.ru_utime + usage.ru_stime for usage in usages), time.perf_counter())
+    return Cost(sum(usage.ru_utime + usage.ru_stime for usage in usages), time.perf_counter(), len(STARTED))
 
 
 def table(costs: dict[str, Cost]) -> dict[str, Any]:
-    """Sum the costs of tests, by their ids: for each lane and each file [cases, processor seconds, wall seconds]."""
+    """Sum the costs of tests, by their ids: for each lane and each file [cases, processor seconds, wall seconds],
+    and the number of servers if they started some."""
     lanes: dict[str, list[Cost]] = {}
     files: dict[str, list[Cost]] = {}
     for name, cost in costs.items():
         path = name.partition("::")[0].removeprefix("tests/")
         files.setdefault(path, []).append(cost)
         lanes.setdefault(lane(TESTS / path), []).append(cost)
-    slow = {name: cost for name, cost in costs.items() if max(cost) >= SLOW_S}
+    slow = {name: cost for name, cost in costs.items() if max(cost[:2]) >= SLOW_S}
     return {
         "lanes": {name: _sums(found) for name, found in sorted(lanes.items())},
         "files": {name: _sums(found) for name, found in sorted(files.items())},
-        "slow tests": {name.removeprefix("tests/"): [round(part, 1) for part in slow[name]] for name in sorted(slow)},
+        "slow tests": {
+            name.removeprefix("tests/"): [round(part, 1) for part in slow[name][:2]] for name in sorted(slow)
+        },
+        "every case": {},
     }
+
+
+def table_of_every_case(costs: dict[str, Cost]) -> dict[str, Any]:
+    """Sum the costs of a run of ledgers. Files of the gate are among its files, with all their cases."""
+    return {**table({}), "every case": table(costs)["files"]}
 
 
 def _sums(costs: list[Cost]) -> list[float]:
     total = sum(costs, NOTHING)
-    return [len(costs), round(total.cpu_s, 1), round(total.wall_s, 1)]
+    servers = [total.servers] if total.servers else []
+    return [len(costs), round(total.cpu_s, 1), round(total.wall_s, 1), *servers]
 
 
 def read(path: Path = COMMITTED) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else table({})
+    return table({}) | (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
 
-def wall_s(known: dict[str, Any], path: Path) -> float:
+def wall_s(known: dict[str, Any], path: Path, is_every_case: bool = False) -> float:
     """Return the wall seconds that a file took; a new file counts as long."""
     name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
-    return float(known["files"].get(name, [0, 0.0, SLOW_S])[2])
+    files = known["every case" if is_every_case else "files"]
+    return float(files.get(name, [0, 0.0, SLOW_S])[2])
 
 
 def merge(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Replace the lanes that were run, each as a whole."""
+    """Replace the lanes that were run, each as a whole, and the files of ledgers that were run."""
     ran = set(new["lanes"])
 
     def kept(part: str) -> dict[str, Any]:
@@ -88,6 +104,7 @@ def merge(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {
         "lanes": dict(sorted({**lanes, **new["lanes"]}.items())),
         **{part: dict(sorted({**kept(part), **new[part]}.items())) for part in ("files", "slow tests")},
+        "every case": dict(sorted({**known["every case"], **new["every case"]}.items())),
     }
 
 
@@ -120,11 +137,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Return whether a run has all tests of the gate, or of the servers."""
-    is_gate = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    """Return whether a run has all tests of the gate, of the servers, or every case of its files."""
+    narrowed = ("keyword", "markexpr", "deselect", "lf", "collectonly", "maxfail")
+    if any(config.getoption(name, None) for name in narrowed):
+        return False
+    if config.getoption("every_case", None):
+        return all(Path(arg).suffix == ".py" for arg in config.args)
     is_servers = [Path(arg).resolve() for arg in config.args] == [TESTS / SERVERS]
-    narrowed = ("keyword", "markexpr", "deselect", "lf", "every_case", "collectonly", "maxfail")
-    return (is_gate or is_servers) and not any(config.getoption(name, None) for name in narrowed)
+    return is_servers or config.args_source == pytest.Config.ArgsSource.TESTPATHS
 
 
 class Collector:
@@ -141,15 +161,17 @@ class Collector:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if is_whole(self._config) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            write(LATEST, merge(read(LATEST), table(self._costs)))
+            sums = table_of_every_case if self._config.getoption("every_case") else table
+            write(LATEST, merge(read(LATEST), sums(self._costs)))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        found, known = table(self._costs), read()
-        for name, (cases, cpu_s, wall_s) in found["lanes"].items():
+        found, known = table(self._costs), read()["every case" if self._config.getoption("every_case") else "files"]
+        for name, (cases, cpu_s, wall_s, *servers) in found["lanes"].items():
+            started = "".join(f", {number} servers started" for number in servers)
             terminalreporter.write_line(
-                f"{name}: {cases} cases, {cpu_s} s of processor time, {wall_s} s in all workers"
+                f"{name}: {cases} cases, {cpu_s} s of processor time, {wall_s} s in all workers{started}"
             )
-        new = found["files"].keys() - known["files"].keys()
+        new = found["files"].keys() - known.keys()
         if new and is_whole(self._config):
             terminalreporter.write_line(f"tests/costs.json does not know {len(new)} of these files yet: make costs")
 
@@ -161,10 +183,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 if __name__ == "__main__":
     latest = read(LATEST)
-    if not latest["lanes"]:
-        sys.exit("build/test-costs.json has no figures; run: make test test-servers")
+    if not (latest["lanes"] or latest["every case"]):
+        sys.exit("build/test-costs.json has no figures; run: make test test-servers test-ledgers")
     write(COMMITTED, merge(read(), latest))
     print(
-        *(f"{name}: {cases} cases, {cpu_s} s of processor time" for name, (cases, cpu_s, _) in latest["lanes"].items()),
+        *(
+            f"{name}: {cases} cases, {cpu_s} s of processor time"
+            for name, (cases, cpu_s, *_) in latest["lanes"].items()
+        ),
         sep="\n",
     )

@@ -18,11 +18,12 @@ def test_each_recorded_file_says_what_it_was_computed_with():
     assert sorted(noted) == sorted(there)
 
 
-def test_each_client_of_the_page_says_what_to_type():
+def test_each_client_of_the_page_says_what_to_type_and_what_ran():
     runs = json.loads((GOLDEN / "client_runs.json").read_text(encoding="utf-8"))
     setup = tomllib.loads((GOLDEN.parent / "clients" / "setup.toml").read_text(encoding="utf-8"))
     assert sorted(setup) == sorted(runs)
-    assert [name for name, text in setup.items() if "ADDRESS" not in text or "|" in text] == []
+    assert [name for name, row in setup.items() if "ADDRESS" not in row["setup"] or not row["ran"]] == []
+    assert [name for name, row in setup.items() if "|" in row["setup"] + row["ran"]] == []
 
 
 def test_each_client_s_run_says_what_the_server_computed_with():

@@ -87,13 +87,22 @@ def test_a_lane_is_a_folder():
 
 def test_a_run_of_one_lane_keeps_the_costs_of_the_others():
     gate = costs.table({"tests/api/test_a.py::test_x": costs.Cost(2.0, 3.0)})
-    servers = costs.table({"tests/servers/test_b.py::test_y": costs.Cost(1.0, 9.0)})
+    servers = costs.table({"tests/servers/test_b.py::test_y": costs.Cost(1.0, 9.0, servers=2)})
     both = costs.merge(gate, servers)
-    assert both["lanes"] == {"gate": [1, 2.0, 3.0], "servers": [1, 1.0, 9.0]}
+    assert both["lanes"] == {"gate": [1, 2.0, 3.0], "servers": [1, 1.0, 9.0, 2]}
     assert costs.merge(both, costs.table({"tests/api/test_n.py::test_x": costs.Cost(0.1, 0.1)}))["files"] == {
         "api/test_n.py": [1, 0.1, 0.1],
-        "servers/test_b.py": [1, 1.0, 9.0],
+        "servers/test_b.py": [1, 1.0, 9.0, 2],
     }
+
+
+def test_a_run_of_ledgers_replaces_the_costs_of_its_files_alone():
+    gate = costs.table({"tests/api/test_a.py::test_x": costs.Cost(2.0, 3.0)})
+    first = costs.merge(gate, costs.table_of_every_case({"tests/api/test_a.py::test_x": costs.Cost(8.0, 9.0)}))
+    both = costs.merge(first, costs.table_of_every_case({"tests/ledgers/test_c.py::test_x": costs.Cost(4.0, 5.0)}))
+    assert both == gate | {"every case": {"api/test_a.py": [1, 8.0, 9.0], "ledgers/test_c.py": [1, 4.0, 5.0]}}
+    assert costs.wall_s(both, lanes.TESTS / "api" / "test_a.py") == 3.0
+    assert costs.wall_s(both, lanes.TESTS / "api" / "test_a.py", is_every_case=True) == 9.0
 
 
 @pytest.mark.parametrize(
@@ -108,6 +117,10 @@ def test_a_run_of_one_lane_keeps_the_costs_of_the_others():
         ([], {"keyword": "drain"}, False),
         (["tests/servers"], {"markexpr": "ray"}, False),
         ([], {"every_case": True}, False),
+        (["tests/ledgers/api"], {"every_case": True}, False),
+        (["tests/ledgers/test_docs_site.py", "tests/api/test_track.py"], {"every_case": True}, True),
+        (["tests/api/test_track.py::test_x"], {"every_case": True}, False),
+        (["tests/api/test_track.py"], {"every_case": True, "keyword": "drain"}, False),
     ],
 )
 def test_only_a_run_of_a_whole_lane_is_kept_as_its_costs(monkeypatch, folders, options, is_whole):
@@ -128,6 +141,8 @@ GRAPH = {"grammar": {"errors"}, "engine": {"grammar"}, "http": {"errors"}, "erro
         (["docs/structured-outputs.md"], "it guards docs/*.md, and docs/structured-outputs.md changed"),
         (["tests/ledgers/test_docs_site.py"], "tests/ledgers/test_docs_site.py changed"),
         (["constraints.txt"], "constraints.txt changed"),
+        (["pyproject.toml", "pyproject.toml: project.dependencies"], "pyproject.toml: project.dependencies changed"),
+        (["pyproject.toml", "pyproject.toml: project.version", "pyproject.toml: tool.ruff"], None),
         (None, "all were asked for, or the commit of the last pass is unknown"),
         (["tureen/http/server.py", "tests/api/test_a.py", "README.md"], None),
         (["tureen/engine/engine.py"], None),
@@ -138,6 +153,32 @@ def test_a_ledger_runs_when_what_it_guards_has_changed(ledgers, changed, reason)
     decision = ledgers.decide(changed, {path: ("grammar", "docs/*.md")}, GRAPH)[path]
     assert decision.is_run == (reason is not None)
     assert reason is None or decision.reason == reason
+
+
+METADATA = {
+    'version = "': 'version = "9',
+    'description = "': 'description = "More than ',
+    '"Programming Language :: C++"': '"Programming Language :: C"',
+    "line-length = 120": "line-length = 100",
+}
+SETTINGS = {
+    '"numpy>=': '"numpy>=9',
+    '"pillow>=11"': '"pillow>=12"',
+    '"nanobind>=3': '"nanobind>=4',
+    "wheel.packages": "wheel.licenses",
+    "timeout = 900": "timeout = 90",
+    'requires-python = ">=3.11"': 'requires-python = ">=3.12"',
+    "[tool.mypy]": "[tool.new]\nkey = 1\n[tool.mypy]",
+}
+"""Edits of pyproject.toml."""
+
+
+def test_an_edit_of_metadata_runs_no_ledger_and_one_of_dependencies_or_settings_runs_all(ledgers):
+    before = (ledgers.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    parts = {old: ledgers.changed_parts(before, before.replace(old, new, 1)) for old, new in METADATA.items()}
+    assert {old for old, found in parts.items() if not found or not ledgers.UNREAD.issuperset(found)} == set()
+    parts = {old: ledgers.changed_parts(before, before.replace(old, new, 1)) for old, new in SETTINGS.items()}
+    assert {old for old, found in parts.items() if not found or not ledgers.UNREAD.isdisjoint(found)} == set()
 
 
 def test_each_ledger_guards_packages_and_files_that_are_there(ledgers):

@@ -204,6 +204,25 @@ def own_field(flag: str) -> str:
             "--expert-distribution-recorder-mode stat --chat-template llama-2",
             {"model_path": "m", "chat_template": "llama-2"},
         ),
+        # as the documentation pages of /generate have them
+        ("python -m sglang.launch_server --model-path m --port 30000", {"model_path": "m"}),
+        (
+            "python3 -m sglang.launch_server --model-path m --tokenizer-path t --chat-template vicuna_v1.1",
+            {"model_path": "m", "tokenizer_path": "t", "chat_template": "vicuna_v1.1"},
+        ),
+        (
+            "python3 -m sglang.launch_server --model-path m --chat-template chatml-llava",
+            {"model_path": "m", "chat_template": "chatml-llava"},
+        ),
+        (
+            "python -m sglang.launch_server --model-path m --port 30000 --host 0.0.0.0 --grammar-backend outlines",
+            {"model_path": "m", "grammar_backend": "outlines"},
+        ),
+        (
+            "python -m sglang.launch_server --model-path m --port 30000 --enable-custom-logit-processor",
+            {"model_path": "m", "enable_custom_logit_processor": True},
+        ),
+        ("python -m sglang.launch_server --model-path m --disable-overlap", {"model_path": "m"}),
         ("python -m sglang.launch_server --random-seed 3 --page-size 32", {"random_seed": 3, "page_size": 32}),
         (
             "sglang serve --model-path m --enable-lora --lora-paths a=b c=d",

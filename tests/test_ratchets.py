@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tureen.contract.params import SamplingParams
+from tureen.requests.drafts import Options
+
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
 
@@ -19,59 +22,39 @@ def ratchets(monkeypatch):
         sys.modules.pop(name, None)
 
 
-PLACES = {"class names": {"Plan": ["a", "b", "c"], "Node": ["a", "b"]}}
-LINES = {"api": 100}
-PLACES_ALLOWED = {"class names": {"Plan": 3, "Node": 2}}
+PLACES = {"footprint": {"min_p": ["a", "b", "c"], "explain": ["a", "b"]}}
 
 
 def test_a_figure_that_rose_is_named_with_its_limit(ratchets):
-    allowed = {"class names": {"Plan": 2, "Node": 2}, "lines of code": {"api": 100}}
-    (complaint,) = ratchets.compare(allowed, PLACES, LINES)
-    assert complaint.startswith("class names, Plan: 3, at most 2")
+    (complaint,) = ratchets.compare({"footprint": {"min_p": 2, "explain": 2}}, PLACES)
+    assert complaint.startswith("footprint, min_p: 3, at most 2")
 
 
-def test_a_name_that_the_file_does_not_know_may_not_come(ratchets):
-    (complaint,) = ratchets.compare({"class names": {"Plan": 3}, "lines of code": {"api": 100}}, PLACES, LINES)
-    assert complaint.startswith("class names, Node: 2, at most 0")
+def test_a_key_that_the_file_does_not_have_yet_may_not_come(ratchets):
+    (complaint,) = ratchets.compare({}, {"import cycles": {"all": ["a <-> b"]}})
+    assert complaint.startswith("import cycles, all: 1, at most 0")
 
 
-def test_more_lines_need_a_named_feature_of_the_same_package(ratchets):
-    allowed = {**PLACES_ALLOWED, "lines of code": {"api": 90}}
-    assert "tureen/api: 100 lines of code, at most 90" in ratchets.compare(allowed, PLACES, LINES)[0]
-    assert ratchets.compare({**allowed, "features": {"text: drafts": 10}}, PLACES, LINES)
-    assert not ratchets.compare({**allowed, "features": {"api: drafts": 10}}, PLACES, LINES)
+def test_a_new_option_may_be_in_four_modules(ratchets):
+    allowed = {"footprint": {"min_p": 3}}
+    assert not ratchets.compare(allowed, {"footprint": {"explain": ["a", "b", "c", "d"]}})
+    (complaint,) = ratchets.compare(allowed, {"footprint": {"explain": ["a", "b", "c", "d", "e"]}})
+    assert complaint.startswith("footprint, explain: 5, at most 4")
 
 
 def test_written_figures_fall_and_never_rise(ratchets):
-    allowed = {
-        "class names": {"Plan": 2, "Node": 4, "Terms": 2},
-        "lines of code": {"api": 130},
-        "features": {"api: drafts": 10},
-    }
-    written = ratchets.lowered(allowed, PLACES, LINES)
-    assert written["class names"] == {"Plan": 2, "Node": 2}
-    assert written["lines of code"] == {"api": 90}, "with the feature's ten it may have the hundred that it has"
+    allowed = {"footprint": {"min_p": 2, "gone": 2}, "import cycles": {}}
+    found = {**PLACES, "import cycles": {"all": ["a <-> b"]}}
+    written = ratchets.lowered(allowed, found)
+    assert written == {"footprint": {"min_p": 2, "explain": 2}, "import cycles": {}}
+    assert ratchets.lowered({}, PLACES) == {"footprint": {"min_p": 3, "explain": 2}}
 
 
-def test_written_lines_never_rise(ratchets):
-    assert ratchets.lowered({**PLACES_ALLOWED, "lines of code": {"api": 70}}, PLACES, LINES)["lines of code"] == {
-        "api": 70
-    }
-
-
-@pytest.mark.parametrize(
-    ("source", "count"),
-    [
-        ('def f():\n    """Of the rows."""', 1),
-        ('def f():\n    """The rows."""', 0),
-        ('class A:\n    x = 1\n    """Where it stands."""', 1),
-        ('def f():\n    """Often used."""', 0),
-    ],
-)
-def test_a_docstring_that_begins_as_half_a_sentence_is_counted(ratchets, source, count):
-    import prose
-
-    assert len(list(prose.riddles(ast.parse(source)))) == count
+def test_footprints_are_of_every_option_that_a_request_has(ratchets):
+    names = set(ratchets.options())
+    fields = {*SamplingParams.__struct_fields__, *Options.__struct_fields__}
+    assert names == fields - ratchets.EVERYDAY
+    assert fields > ratchets.EVERYDAY
 
 
 def test_a_name_that_says_nothing_is_counted_once_for_each_value_it_gets(ratchets):

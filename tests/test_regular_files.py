@@ -25,7 +25,7 @@ from tureen.bench.starts import evict
 from tureen.config import Config
 from tureen.config_sources import load
 from tureen.errors import TureenError
-from tureen.files import NotRegular, TooLarge, open_regular, read_regular, read_text
+from tureen.files import NotRegular, TooLarge, open_regular, read_regular, read_text, replacing
 from tureen.http.tls import load_context
 from tureen.lora.adapter import read_adapter
 from tureen.media.files import read_below
@@ -339,13 +339,11 @@ OWN = {
     "tureen/weights/mapped.py": "a duplicate of what was opened",
     "tureen/weights/safetensors.py": "a file that it makes",
     "tureen/fetching/shelf.py": "the package's own table",
-    "tureen/run_files.py": "a file that it makes",
     "tureen/fetching/download.py": "files that it makes",
     "tureen/fetching/hub.py": "files that it makes",
     "tureen/transformers_classes.py": "sources of an installed package",
     "tureen/fetching/locks.py": "a lock that it makes",
     "tureen/fetching/pypi.py": "files that it has just made",
-    "tureen/runner/packed_copy.py": "a file that it makes",
     "tureen/runner/trace.py": "folders, and a file that it makes",
     "tureen/runner/torch_trace.py": "a file that it has just made",
     "tureen/runner/transformers_forward.py": "a library, in a folder that was looked through before",
@@ -397,6 +395,20 @@ def test_nothing_but_that_one_function_opens_a_file_that_is_named_from_outside()
         used.add(name)
         assert name in OWN, (name, lines)
     assert used == OWN.keys(), "the table names what opens nothing"
+
+
+def test_a_file_that_is_replaced_is_the_earlier_one_or_all_of_the_new(tmp_path):
+    path = tmp_path / "kept"
+    with replacing(path) as file:
+        file.write(b"first")
+    with contextlib.suppress(TypeError), replacing(path) as file:
+        file.write(b"half")
+        file.flush()
+        assert path.read_bytes() == b"first"
+        file.write(None)
+    assert path.read_bytes() == b"first"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 def test_a_call_that_opens_is_seen():

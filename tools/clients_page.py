@@ -19,7 +19,11 @@ print(client.chat.completions.create(model="default", messages=[{"role": "user",
 ```
 
 These clients of other projects ran unmodified against a server of the default model. `make test-clients` runs them
-again with their newest versions. `make test` sends what they sent, and expects the same answers."""
+again with their newest versions. `make test` sends what they sent, and expects the same answers.
+
+Coding agents, LibreChat and Open WebUI send more instructions than the default model can follow. Their server has a
+chat template that shows the model the last message and little else
+([decision 152](decisions/0152-agents-ask-a-small-model-with-a-short-template.md))."""
 FIELDS = """\
 ## Fields without effect
 
@@ -33,9 +37,9 @@ def clients_page(generated: str) -> str:
     setup = tomllib.loads(SETUP.read_text(encoding="utf-8").replace("ADDRESS", ADDRESS))
     clients = sorted(runs.items(), key=lambda entry: str(entry[1]["title"]).lower())
     parts = ["# Clients", "", generated, "", INTRO, ""]
-    parts += ["| client | version | what to type | result | what ran |", "|---|---|---|---|---|"]
+    parts += ["| client | version | what to type | what ran | result |", "|---|---|---|---|---|"]
     parts += [
-        f"| {run['title']} | {_versions(run)} | {_code(setup[name])} | {_result(run)} | {'; '.join(run['checks'])} |"
+        f"| {run['title']} | {_versions(run)} | {_code(setup[name]['setup'])} | {setup[name]['ran']} | {_result(run)} |"
         for name, run in clients
     ]
     parts += ["", FIELDS, "", "| client | fields |", "|---|---|"]

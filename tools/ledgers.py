@@ -2,12 +2,12 @@
 
     tools/ledgers.py              what changed since the commit at which all ledgers passed
     tools/ledgers.py --all        all
-    tools/ledgers.py --all --passed   if they pass, tests/ledgers/passed.txt names this commit (make test-all)
+    tools/ledgers.py --passed     if they pass, tests/ledgers/passed.txt names this commit (make test-all does so)
     tools/ledgers.py --list       only print the decision
 
 Other arguments go to pytest. A ledger names in `GUARDS` the packages of tureen it guards, or patterns of paths such as
 `docs/*.md`. A file of the gate with sampled tests (tests/samples.py) guards the packages it imports. A package counts
-as changed if one that it imports, directly or not, changed.
+as changed if one that it imports, directly or not, changed. All run if dependencies or settings changed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import fnmatch
 import functools
 import subprocess
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 from import_rules import PACKAGE, ROOT, read_modules, room, room_graph
@@ -27,8 +28,19 @@ from import_rules import PACKAGE, ROOT, read_modules, room, room_graph
 TESTS = ROOT / "tests"
 LEDGERS = TESTS / "ledgers"
 PASSED = LEDGERS / "passed.txt"
-EVERYTHING = ("pyproject.toml", "constraints.txt")
-"""Files that concern every ledger."""
+PYPROJECT = "pyproject.toml"
+EVERYTHING = ("constraints.txt",)
+"""Files that concern every ledger, as most parts of pyproject.toml do."""
+UNREAD = frozenset(
+    f"{PYPROJECT}: {part}"
+    for part in (
+        *(f"project.{key}" for key in ("version", "description", "readme", "license", "license-files", "classifiers")),
+        *(f"project.{key}" for key in ("authors", "maintainers", "keywords", "urls")),
+        "tool.ruff",
+        "tool.mypy",
+    )
+)
+"""Parts of pyproject.toml that no ledger depends on: metadata of the package, settings of linters."""
 IF_CHANGED = "--if-changed"
 TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 HARNESS = frozenset({"samples", "lanes"})
@@ -51,7 +63,10 @@ class Reach(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     is_all = "--all" in arguments
-    decisions = decide(None if is_all else changed_since_pass(), read_ledgers(), graph())
+    changed = None if is_all else changed_since_pass()
+    decisions = decide(changed, read_ledgers(), graph())
+    for part in UNREAD.intersection(changed or ()):
+        print(f"     {part} changed, which no ledger reads", flush=True)
     for path, decision in decisions.items():
         print(f"{'run ' if decision.is_run else 'skip'} {path.relative_to(ROOT)}: {decision.reason}", flush=True)
     chosen = [str(path.relative_to(ROOT)) for path, decision in decisions.items() if decision.is_run]
@@ -60,7 +75,7 @@ def main(arguments: list[str]) -> int:
     others = [argument for argument in arguments if argument not in ("--all", "--passed")]
     command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, "--every-case", *chosen, *others]
     status = subprocess.run(command, cwd=ROOT).returncode
-    if "--passed" in arguments and is_all and not status and not others:
+    if "--passed" in arguments and not status and not others:
         PASSED.write_text(_git("rev-parse", "HEAD") + "\n", encoding="utf-8")
     return status
 
@@ -131,26 +146,44 @@ def changed_since_pass() -> list[str] | None:
 
 
 def changed_since(commit: str) -> list[str] | None:
-    """Return the paths that differ from a commit, new files included; None if git does not know the commit."""
+    """Return the paths that differ from a commit, new files included; None if git does not know the commit.
+
+    After the path of pyproject.toml come its parts that differ, such as `pyproject.toml: project.dependencies`.
+    """
     try:
-        return [
-            *_git("diff", "--name-only", commit).split("\n"),
-            *_git("ls-files", "-o", "--exclude-standard").split("\n"),
-        ]
+        paths = _git("diff", "--name-only", commit).split("\n")
+        if PYPROJECT in paths:
+            paths += changed_parts(_git("show", f"{commit}:{PYPROJECT}"), (ROOT / PYPROJECT).read_text("utf-8"))
+        return [*paths, *_git("ls-files", "-o", "--exclude-standard").split("\n")]
     except subprocess.CalledProcessError:
         return None
+
+
+def changed_parts(before: str, after: str) -> list[str]:
+    """Return the parts in which two versions of pyproject.toml differ."""
+    old, new = (dict(_parts(tomllib.loads(text))) for text in (before, after))
+    return [f"{PYPROJECT}: {part}" for part in sorted(old.keys() | new.keys()) if old.get(part) != new.get(part)]
+
+
+def _parts(project: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Name the keys of `project` and the tools one by one, and other tables as a whole."""
+    for table, content in project.items():
+        if table in ("project", "tool"):
+            yield from ((f"{table}.{key}", value) for key, value in content.items())
+        else:
+            yield table, content
 
 
 def decide(
     changed: list[str] | None, ledgers: Mapping[Path, tuple[str, ...]], graph: Mapping[str, set[str]]
 ) -> dict[Path, Decision]:
-    """Decide for each ledger. changed: paths from the root, or None if they are unknown."""
+    """Decide for each ledger. changed: what `changed_since` returns."""
     if changed is None:
         return {
             path: Decision(True, "all were asked for, or the commit of the last pass is unknown") for path in ledgers
         }
     for path in changed:
-        if path in EVERYTHING:
+        if path in EVERYTHING or (path.startswith(f"{PYPROJECT}: ") and path not in UNREAD):
             return {ledger: Decision(True, f"{path} changed") for ledger in ledgers}
     packages = {_package(path): path for path in changed if path.startswith(f"{PACKAGE}/")}
     return {ledger: _decide(ledger, guarded, changed, packages, graph) for ledger, guarded in ledgers.items()}

@@ -1,18 +1,10 @@
-"""Finds prose that only its author can read: docstrings without a subject, names that say nothing, worn words.
-
-It knows first words, not grammar: it finds the commonest faults and misses others.
-"""
+"""Finds prose that only its author can read: names that say nothing, worn words."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
-
-RIDDLES = frozenset(
-    "Of What Where Those Which Whose So By From As Until Without Why That Who When".split()  # noqa: SIM905
-)
-"""First words of docstrings that have no subject, or that are half of a sentence begun elsewhere."""
 
 EMPTY_NAMES = frozenset({"one", "found", "given", "made", "wanted"})
 """Names that fit every variable, and every function."""
@@ -22,15 +14,6 @@ WORN_WORDS = re.compile(
 )
 """Words of messages, descriptions and pages for which the field has better ones: no request, a client, the engine;
 everyone; rebuilt; reported; if absent; except."""
-
-
-def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields line and first line of each docstring that begins with one of RIDDLES; attributes' and data's too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            words = node.value.value.split(maxsplit=1)
-            if words and words[0].rstrip(",:;.") in RIDDLES:
-                yield node.lineno, node.value.value.strip().splitlines()[0]
 
 
 def empty_names(tree: ast.AST) -> Iterator[tuple[int, str]]:

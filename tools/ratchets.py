@@ -1,12 +1,12 @@
 """Fails when a figure of the code is worse than tools/ratchets.json allows. Figures only fall.
 
-    tools/ratchets.py                         compares, names each that has risen
-    tools/ratchets.py --list "class names"    what a figure counts, place by place
-    tools/ratchets.py --write                 lowers the file to what the code has now
-    tools/ratchets.py --feature api "drafts"  a named feature: its package may have as many lines of code as it has now
+    tools/ratchets.py                     compares, names each that has risen
+    tools/ratchets.py --list footprint    what a figure counts, place by place
+    tools/ratchets.py --write             lowers the file to what the code has now
+    tools/ratchets.py --size              lines of code of the package, for the change note of a feature
 
-"test suite" holds the processor seconds of the gate in tests/costs.json, the tests that may leave their process, and
-the known flakes.
+"footprint" holds how many modules name an option of a request. "test suite" holds the processor seconds of the gate in
+tests/costs.json, the tests that may leave their process, and the known flakes.
 
 The walk of a request is measured by tests/sim/test_walk.py, and lowered by hand.
 """
@@ -26,14 +26,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from import_rules import ROOT, cycles, module_graph, read_modules, room, room_graph
-from prose import empty_names, riddles, worn_messages, worn_words
+from prose import empty_names, worn_messages, worn_words
 
 DATA = ROOT / "tools" / "ratchets.json"
-FOOTPRINTS = ("min_p", "json_schema", "cache_salt", "lora_path")
-"""Parameters whose names should stand in few files."""
+OPTIONS = {
+    "contract/params.py": "SamplingParams",
+    "requests/drafts.py": "Options",
+}
+"""Module -> its class whose fields are options of a request."""
+EVERYDAY = frozenset(
+    {"adapter", "choice", "dtype", "ebnf", "logprobs", "n", "processor", "regex", "stop", "temperature"}
+)
+"""Options that share their name with other things."""
+NEWCOMERS = {"footprint": 4}
+"""Figure -> limit of a key that the file does not have yet; 0 for the other figures."""
 RECORDED_PAGE = "clients.md"
 """A page of docs/ with messages as a run of clients recorded them."""
-LINES, FEATURES, SUITE = "lines of code", "features", "test suite"
+SUITE = "test suite"
 SILENT = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
@@ -47,20 +56,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--list", metavar="FIGURE")
-    parser.add_argument("--feature", nargs=2, metavar=("PACKAGE", "NAME"))
+    parser.add_argument("--size", action="store_true")
     args = parser.parse_args()
-    places, lines, suite = measure(), count_lines(), measure_suite()
+    if args.size:
+        print(f"{count_lines():,} lines of code")
+        return 0
+    places, suite = measure(), measure_suite()
     if args.list:
         for key, entries in places[args.list].items():
             print(f"{key}: {len(entries)}", *(f"  {entry}" for entry in entries), sep="\n")
         return 0
     allowed = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
-    if args.feature:
-        _add_feature(allowed, lines, *args.feature)
-        _save(allowed)
-    elif args.write:
-        _save(lowered(allowed, places, lines) | {SUITE: lowered_suite(allowed.get(SUITE, {}), suite)})
-    complaints = [] if args.write else [*compare(allowed, places, lines), *compare_suite(allowed.get(SUITE, {}), suite)]
+    if args.write:
+        _save(lowered(allowed, places) | {SUITE: lowered_suite(allowed.get(SUITE, {}), suite)})
+    complaints = [] if args.write else [*compare(allowed, places), *compare_suite(allowed.get(SUITE, {}), suite)]
     print(*complaints, sep="\n", end="\n" if complaints else "")
     return 1 if complaints else 0
 
@@ -71,31 +80,35 @@ def measure() -> Places:
     places: Places = {
         "import cycles": _numbered(cycles(module_graph(modules))),
         "package cycles": _numbered(cycles(room_graph(modules))),
-        "class names": {},
-        "footprint": {name: [] for name in FOOTPRINTS},
-        "docstrings without a subject": defaultdict(list),
+        "footprint": {name: [] for name in options()},
         "names that say nothing": defaultdict(list),
         "worn words": {"pages": worn_pages()},
     }
-    classes: dict[str, list[str]] = defaultdict(list)
     for name, module in modules.items():
         text = module.path.read_text(encoding="utf-8")
         tree, place = ast.parse(text), module.path.relative_to(ROOT).as_posix()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                classes[node.name].append(f"{place}:{node.lineno}")
         for figure, hits in (
-            ("docstrings without a subject", riddles(tree)),
             ("names that say nothing", empty_names(tree)),
             ("worn words", worn_messages(tree)),
         ):
             for line, what in hits:
                 places[figure].setdefault(room(name) or "tureen", []).append(f"{place}:{line}: {what}")
-        for parameter in FOOTPRINTS:
-            if re.search(rf"\b{parameter}\b", text):
-                places["footprint"][parameter].append(place)
-    places["class names"] = {name: where for name, where in sorted(classes.items()) if len(where) > 1}
+        words = set(re.findall(r"\w+", text))
+        for option, files in places["footprint"].items():
+            if option in words:
+                files.append(place)
     return places
+
+
+def options() -> list[str]:
+    """Return the options of a request, without those of everyday names."""
+    names = []
+    for module, class_name in OPTIONS.items():
+        tree = ast.parse((ROOT / "tureen" / module).read_text(encoding="utf-8"))
+        [owner] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+        fields = [node.target for node in owner.body if isinstance(node, ast.AnnAssign)]
+        names += [field.id for field in fields if isinstance(field, ast.Name) and field.id not in EVERYDAY]
+    return names
 
 
 def worn_pages() -> list[str]:
@@ -137,16 +150,9 @@ def _count_entries(path: Path) -> int:
     return sum(len(table.keys) for table in tables if isinstance(table, ast.Dict))
 
 
-def count_lines() -> dict[str, int]:
-    """Lines of code by package, without blank lines, comments and docstrings: explaining costs nothing.
-
-    Modules beside the packages count together, as `tureen`.
-    """
-    totals: dict[str, int] = defaultdict(int)
-    for path in sorted((ROOT / "tureen").rglob("*.py")):
-        parts = path.relative_to(ROOT / "tureen").parts
-        totals[parts[0] if len(parts) > 1 else "tureen"] += len(code_lines(path.read_text(encoding="utf-8")))
-    return dict(totals)
+def count_lines() -> int:
+    """Count the package's lines of code, without blank lines, comments and docstrings: explaining costs nothing."""
+    return sum(len(code_lines(path.read_text(encoding="utf-8"))) for path in (ROOT / "tureen").rglob("*.py"))
 
 
 def code_lines(text: str) -> set[int]:
@@ -159,62 +165,30 @@ def code_lines(text: str) -> set[int]:
     return lines
 
 
-def compare(allowed: Mapping[str, Mapping[str, int]], places: Places, lines: Mapping[str, int]) -> list[str]:
-    """Returns a sentence for each figure that is worse than it may be."""
+def compare(allowed: Mapping[str, Mapping[str, int]], places: Places) -> list[str]:
+    """Return a sentence for each figure that is worse than it may be."""
     complaints = []
     for figure, keys in places.items():
         for key, entries in keys.items():
-            limit = allowed.get(figure, {}).get(key, 0)
+            limit = allowed.get(figure, {}).get(key, NEWCOMERS.get(figure, 0))
             if len(entries) > limit:
                 complaints.append(
                     f"{figure}, {key}: {len(entries)}, at most {limit} (tools/ratchets.py --list {figure!r})"
                 )
-    for package, count in lines.items():
-        limit = line_limit(allowed, package)
-        if count > limit:
-            complaints.append(
-                f"tureen/{package}: {count} lines of code, at most {limit}: take something out, or name "
-                f"what they are for: tools/ratchets.py --feature {package} 'a few words'"
-            )
     return complaints
 
 
-def line_limit(allowed: Mapping[str, Mapping[str, int]], package: str) -> int:
-    """Lines that a package may have: those that it had, and those of the features that were named since."""
-    features = allowed.get(FEATURES, {})
-    return allowed.get(LINES, {}).get(package, 0) + sum(
-        count for name, count in features.items() if name.startswith(f"{package}: ")
-    )
-
-
-def lowered(
-    allowed: Mapping[str, Mapping[str, int]], places: Places, lines: Mapping[str, int]
-) -> dict[str, dict[str, int]]:
-    """Returns the file's new content: no figure rises, one that the file does not have yet is added."""
+def lowered(allowed: Mapping[str, Mapping[str, int]], places: Places) -> dict[str, dict[str, int]]:
+    """Return the file's new content: no figure rises; figures and options that the file does not have are added."""
     data = {figure: dict(keys) for figure, keys in allowed.items()}
     for figure, keys in places.items():
         limits = data.get(figure)
-        counts = {key: len(entries) for key, entries in keys.items()}
-        data[figure] = counts if limits is None else {
-            key: min(limit, counts[key]) for key, limit in limits.items() if counts.get(key)
-        }  # fmt: skip
-    data.setdefault(FEATURES, {})
-    limits = data.get(LINES)
-    data[LINES] = dict(lines) if limits is None else {
-        package: limit - max(0, line_limit(data, package) - lines.get(package, 0))
-        for package, limit in limits.items() if package in lines
-    }  # fmt: skip
+        data[figure] = {
+            key: len(entries) if limits is None else min(limits.get(key, NEWCOMERS.get(figure, 0)), len(entries))
+            for key, entries in keys.items()
+            if entries and (limits is None or key in limits or figure in NEWCOMERS)
+        }
     return data
-
-
-def _add_feature(allowed: dict[str, dict[str, int]], lines: Mapping[str, int], package: str, name: str) -> None:
-    if package not in lines:
-        sys.exit(f"no package {package!r}; there are: {', '.join(lines)}")
-    more = lines[package] - line_limit(allowed, package)
-    if more > 0:
-        key = f"{package}: {name}"
-        features = allowed.setdefault(FEATURES, {})
-        features[key] = features.get(key, 0) + more
 
 
 def _numbered(circles: list[list[str]]) -> dict[str, list[str]]:

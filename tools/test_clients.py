@@ -40,7 +40,9 @@ def _install(folder: Path) -> Path:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    subprocess.run([*install, "--upgrade", "--requirement", str(folder / "requirements.txt")], check=True)
+    overrides = folder / "overrides.txt"  # for instance without a large package that is of no use to the checks
+    chosen = ["--override", str(overrides)] if overrides.exists() else []
+    subprocess.run([*install, "--upgrade", "--requirement", str(folder / "requirements.txt"), *chosen], check=True)
     without = folder / "requirements-without-dependencies.txt"
     if without.exists():
         subprocess.run([*install, "--no-deps", "--requirement", str(without)], check=True)

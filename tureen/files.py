@@ -13,6 +13,9 @@ import hashlib
 import io
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +34,8 @@ KINDS: Final = {
 
 MAX_BYTES: Final = 32 << 20
 """Default limit for a file that is read whole: the largest index of a real checkpoint has 10 MB."""
+PART: Final = ".part"
+"""End of the name of a file that is not whole yet."""
 PIECE_BYTES, MAX_PIECES = 1 << 16, 64
 """The parts of a file that a sample of it has."""
 
@@ -108,6 +113,22 @@ def sample_digest(path: Path) -> bytes:
             file.seek(place)
             digest.update(file.read(PIECE_BYTES))
     return digest.digest()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[io.BufferedWriter]:
+    """Write a file as a whole: until the block ends without an error, others see the earlier one or none.
+
+    Only its owner may open it. A process that is killed leaves a file `.*.part` beside it. Raise OSError.
+    """
+    descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -35,6 +35,7 @@ GAUGES = {
     "cache_hit_rate": "Share of prompt tokens that came from the prefix cache, over the last interval.",
     "gen_throughput": "Output tokens per second, over the last interval.",
     "spec_accept_length": "Output tokens of a request per decode step; 0 before the first guess.",
+    "spec_saved_seconds": "Estimated time that speculative decoding saved since the start, less what it cost.",
     "num_batches": "Unfinished batches.",
     "utilization": "Running requests divided by --max-running-requests.",
     "kv_disk_bytes": "Bytes of KV pages in --kv-disk.",

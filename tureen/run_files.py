@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tureen.config import Config, cache_dir
-from tureen.files import read_regular
+from tureen.files import read_regular, replacing
 
 POLL_SECONDS = 0.1
 
@@ -54,11 +53,9 @@ class RunNote:
         place = folder(self._config)
         with suppress(OSError):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=place, prefix=".")
-            with open(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(server))
             self._path = place / f"{pid}.json"
-            os.replace(name, self._path)
+            with replacing(self._path) as file:
+                file.write(msgspec.json.encode(server))
 
     def remove(self) -> None:
         """Removes the note, if there is one."""

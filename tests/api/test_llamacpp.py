@@ -108,6 +108,23 @@ def test_a_stream_is_the_answer_in_pieces(app):
     assert {name: last[name] for name in LAST} == {name: whole[name] for name in LAST} | {"content": ""}
 
 
+def test_a_stream_says_how_much_of_each_long_prompt_is_computed():
+    with App(chunked_prefill_size=32) as app:
+        body = {"prompt": ["a" * 80, "b" * 40], "n_predict": 2, "stream": True}
+        response = app.post("/completion", **body, return_progress=True)
+        events = parse_events(response.text + "data: [DONE]\n\n")
+        for index, total in ((0, 80), (1, 40)):
+            mine = [event for event in events if event["index"] == index]
+            told = [event for event in mine if "prompt_progress" in event]
+            assert told == mine[: len(told)]  # before the first token
+            assert all((event["content"], event["tokens"], event["stop"]) == ("", [], False) for event in told)
+            done = [event["prompt_progress"]["processed"] for event in told]
+            assert len(done) > 1
+            assert done == sorted(set(done))
+            assert (done[-1], {event["prompt_progress"]["total"] for event in told}) == (total, {total})
+        assert "prompt_progress" not in app.post("/completion", **body).text
+
+
 def test_probabilities_are_the_model_s_own(app):
     probabilities = complete(app, prompt="abc", n_predict=3, n_probs=2, seed=1)["completion_probabilities"]
     theirs = app.generate(
@@ -193,6 +210,9 @@ def test_an_output_ends_at_the_first_line_break_after_its_time():
         assert whole[0]["content"].startswith("ab\nab\nab\n")
         response = app.post("/completion", prompt=LINES, t_max_predict_ms=70, stream=True)
         assert parse_events(response.text + "data: [DONE]\n\n")[-1]["stop_type"] == "limit"
+        counts = app.metrics()
+        assert [counts[f"num_requests_total[{reason}]"] for reason in ("stop", "length", "abort")] == [2, 2, 0]
+        assert counts["num_aborted_requests_total"] == 0
 
 
 @pytest.mark.parametrize(

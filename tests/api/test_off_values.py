@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import transformers
 from app_under_test import App
 from fake_engine import VOCAB_SIZE
 
-from tureen.requests.known_options import known_options
+from tureen.requests.known_options import acting_fields, folded, known_options
 
 CHAT = [{"role": "user", "content": "abc"}]
 DRAWN = {"max_new_tokens": 8, "seed": 3, "do_sample": True}
@@ -190,3 +192,32 @@ def test_another_value_of_an_option_that_is_not_here_is_refused_by_name(app, dia
             assert answer.status_code in (400, 422), (name, value, answer.text)
             assert name in answer.text
             assert "x-tureen-ignored" not in answer.headers
+
+
+TABBY = (
+    "max_tokens", "min_tokens", "generate_window", "stop", "banned_strings", "banned_tokens", "allowed_tokens",
+    "token_healing", "temperature", "temperature_last", "smoothing_factor", "top_k", "top_p", "top_a", "min_p", "tfs",
+    "typical", "skew", "frequency_penalty", "presence_penalty", "repetition_penalty", "penalty_range",
+    "repetition_decay", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "dry_sequence_breakers",
+    "mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta", "add_bos_token", "ban_eos_token",
+    "skip_special_tokens", "logit_bias", "negative_prompt", "json_schema", "regex_pattern", "grammar_string",
+    "cfg_scale", "max_temp", "min_temp", "temp_exponent", "max_length", "min_length", "stop_sequence",
+    "custom_token_bans", "allowed_token_ids", "typical_p", "rep_pen", "repetition_range", "repetition_penalty_range",
+    "rep_pen_range", "dry_penalty_last_n", "ignore_eos", "guidance_scale", "dynatemp_high", "dynatemp_low",
+    "dynatemp_exponent",
+)  # fmt: skip
+"""Sampling options of TabbyAPI with their aliases (common/sampling.py), but for speculative_ngram."""
+
+CHANGES_NO_TOKEN = re.compile(
+    r"_from_model_config|assistant_.*|cache_.*|compile_config|disable_compile|continuous_batching_config|use_cache|"
+    r"use_mtp|low_memory|max_cache_len|max_matching_ngram_size|num_assistant_.*|prompt_lookup_.*|prefill_chunk_size|"
+    r"speculation_type|target_lookbehind|is_assistant|output_.*|return_dict_in_generate|transformers_version|"
+    r"(bos|pad|decoder_start)_token_id|remove_invalid_values|renormalize_logits"
+)
+"""Settings of transformers' generation about speed, about what is returned, and about models of other kinds."""
+
+
+def test_no_sampling_option_of_tabbyapi_or_transformers_is_reported_as_ignored():
+    names = [name for name in vars(transformers.GenerationConfig()) if not CHANGES_NO_TOKEN.fullmatch(name)]
+    acting, beside = acting_fields(), known_options().beside
+    assert [name for name in (*TABBY, *names) if folded(name) not in acting and name not in beside] == []

@@ -11,6 +11,8 @@ import pickle
 import shlex
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import msgspec
@@ -26,7 +28,7 @@ from tiny_gguf import write_from_transformers
 from tiny_models import greedy, logprobs
 
 from tureen.control import weight_updates
-from tureen.control.weight_group import WeightGroup
+from tureen.control.weight_group import Membership, WeightGroup
 from tureen.errors import Unavailable
 
 PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]
@@ -539,3 +541,25 @@ def test_the_files_of_weights_that_are_served_stay_if_the_pause_after_them_fails
     for route in ("release", "resume"):
         assert app.post(f"/{route}_memory_occupation", tags=["weights"]).status_code == 200
     assert output(app)["output_ids"] == greedy(models[1]["blue"], PROMPT, 12)
+
+
+def test_a_group_waits_in_a_thread_of_its_own(monkeypatch):
+    """It waits for minutes, and the loop's own threads do what requests need."""
+    threads = []
+    for name in ("_start", "_call"):
+        monkeypatch.setattr(WeightGroup, name, lambda *_: threads.append(threading.current_thread()))
+    facts = {"name": "g", "backend": "gloo", "address": "h", "port": 1, "world_size": 2}
+
+    async def scenario():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        others = await asyncio.to_thread(threading.current_thread)
+        group = WeightGroup()
+        await group.join(Membership(**facts, first_rank=1, num_ranks=1))
+        await group.receive([4], "")
+        group.close()
+        with pytest.raises(Unavailable, match="another request"):
+            await group.receive([4], "")
+        assert len(threads) == 3
+        assert others not in threads
+
+    asyncio.run(scenario())

@@ -20,8 +20,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from app_under_test import App
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "clients"
+TESTS = Path(__file__).resolve().parents[1]
+GOLDEN = TESTS / "golden" / "clients"
 FILES = sorted(GOLDEN.glob("*.json"))
+SHORT_TEMPLATE = TESTS / "clients" / "last_message.jinja"
+"""Shows little of a chat: the whole prompts of agents are longer than the context here."""
+
+AGENTS = {
+    check.stem.removeprefix("check_")
+    for conftest in (TESTS / "clients").glob("*/conftest.py")  # it sets the template
+    for check in conftest.parent.glob("check_*.py")
+}
 SERVED = "SmolLM2-135M-Instruct.Q4_1"
 VOCAB_SIZE = 256
 CHANGING = re.compile(
@@ -34,17 +43,22 @@ TELLING = re.compile(r"(^|\.)(object|type|role|done|\w*_reason)$")
 """Fields of events whose values are few and matter."""
 
 
-def _make_app() -> App:
+def _make_app(for_agents: bool = False) -> App:
     """Random choices are seeded for who sends no seed. Each event of a stream has one token's text: App's engine makes
-    no step before."""
-    seeded = json.dumps({"sampling_seed": 1})
-    return App(facts={"model_name": SERVED}, preferred_sampling_params=seeded, chat_template="chatml")
+    no step before. The application for agents is set up as tests/clients/agent_server.py says."""
+    facts, sampling = {"model_name": SERVED}, {"sampling_seed": 1}
+    if not for_agents:
+        return App(facts=facts, preferred_sampling_params=json.dumps(sampling), chat_template="chatml")
+    sampling |= {"max_new_tokens": 200}
+    settings = {"chat_template": str(SHORT_TEMPLATE), "tool_call_parser": "hermes"}
+    return App(facts=facts, preferred_sampling_params=json.dumps(sampling), **settings)
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with _make_app() as running:
-        yield running
+def apps() -> Iterator[dict[bool, App]]:
+    """The application for agents (True) and for other clients."""
+    with _make_app() as for_others, _make_app(for_agents=True) as for_agents:
+        yield {True: for_agents, False: for_others}
 
 
 def answer(app: App, request: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +121,8 @@ def _steady(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_recorded_request_gets_the_recorded_answer(app, file):
+def test_a_recorded_request_gets_the_recorded_answer(apps, file):
+    app = apps[file.stem in AGENTS]
     for record in json.loads(file.read_text(encoding="utf-8")):
         assert answer(app, record["request"]) == record["answer"], record["request"]
 
@@ -125,12 +140,13 @@ def test_an_answer_is_the_same_whoever_asked_before():
 
 
 def test_each_client_has_left_its_record():
-    assert len(FILES) >= 32
+    assert len(FILES) >= 38
 
 
 def main() -> None:
-    with _make_app() as app:
+    with _make_app() as for_others, _make_app(for_agents=True) as for_agents:
         for file in FILES:
+            app = for_agents if file.stem in AGENTS else for_others
             records = json.loads(file.read_text(encoding="utf-8"))
             for record in records:
                 record["answer"] = answer(app, record["request"])

@@ -234,9 +234,26 @@ def test_tei_s_similarity_is_the_cosine_of_embeddings(app):
     many = post(app, "/similarity", 422, inputs={"source_sentence": "ab", "sentences": ["a"] * 2048})
     assert "inputs.sentences" in many["error"]
     assert "2047" in many["error"]
-    assert post(app, "/similarity", 422, inputs={"source_sentence": "a" * 99, "sentences": ["a"]})
     cut = {"inputs": {"source_sentence": "a" * 99, "sentences": ["a"]}, "parameters": {"truncate": True}}
     assert post(app, "/similarity", **cut) == pytest.approx([1])
+
+
+TOO_LONG = "a" * 99
+WRONG_SIMILARITIES = {
+    "inputs.source_sentence": {"inputs": {"source_sentence": TOO_LONG, "sentences": ["a"]}},
+    "inputs.sentences[1]": {"inputs": {"source_sentence": "a", "sentences": ["a", TOO_LONG]}},
+    "inputs.sentences[0]": {"inputs": {"source_sentence": "a", "sentences": [""]}},
+    "parameters.prompt_name": {"inputs": {"source_sentence": "a", "sentences": ["a"]},
+                               "parameters": {"prompt_name": "none"}},
+    "parameters.truncation_direction": {"inputs": {"source_sentence": "a", "sentences": ["a"]},
+                                        "parameters": {"truncate": True, "truncation_direction": "left"}},
+}  # fmt: skip
+
+
+def test_errors_of_tei_s_similarity_name_its_own_fields(app):
+    errors = {field: post(app, "/similarity", 422, **body)["error"] for field, body in WRONG_SIMILARITIES.items()}
+    assert {field: error for field, error in errors.items() if not error.startswith(field)} == {}
+    assert post(app, "/embed", 422, inputs=["a", TOO_LONG])["error"].startswith("inputs[1]: The input (99 ")
 
 
 @pytest.mark.parametrize(("path", "reason"), [("/embed_sparse", "SPLADE"), ("/embed_all", "single tokens")])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from app_under_test import App
+from app_under_test import App, asked_by
 
 RECOMMENDED = {"temperature": 0.25, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1.5}
 FACTS = {"generation_defaults": RECOMMENDED}
@@ -96,20 +96,26 @@ def test_generate_keeps_its_documented_defaults():
 
 
 OTHERS = {
-    "sglang": {"text": "say:hello", "sampling_params": {"sampling_seed": 7, "max_new_tokens": 24}},
-    "mindie": {"prompt": "say:hello", "seed": 7, "max_tokens": 24},
-    "tgi": {"inputs": "say:hello", "parameters": {"seed": 7, "do_sample": True, "max_new_tokens": 24}},
+    "sglang": ("/generate", {"text": "abc"}),
+    "mindie": ("/generate", {"prompt": "abc"}),
+    "tgi": ("/generate", {"inputs": "abc", "parameters": {"do_sample": True}}),
+    "tgi, one path": ("/", {"inputs": "abc", "parameters": {"do_sample": True}}),
+    "infer": ("/infer", {"inputs": "abc", "parameters": {"do_sample": True}}),
+    "triton": ("/v2/models/fake-model/generate", {"text_input": "abc", "parameters": {"do_sample": True}}),
+    "vllm": ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {}}),
+    "llama.cpp": ("/completion", {"prompt": "abc", "n_predict": 4}),
 }
+"""Routes that keep their documented defaults for every model."""
 
 
 @pytest.mark.parametrize("dialect", OTHERS)
-def test_the_dialects_of_generate_answer_as_if_nothing_were_recommended(dialect):
-    answers = []
-    for recommended in ({}, {"temperature": 0.0}):
+def test_the_dialects_of_generate_sample_as_if_nothing_were_recommended(dialect):
+    path, body = OTHERS[dialect]
+    sampled = []
+    for recommended in ({}, RECOMMENDED | {"min_p": 0.5}):
         with App(facts={"generation_defaults": recommended}) as app:
-            answer = app.post("/generate", **OTHERS[dialect]).json()
-            answers.append(answer["output_ids"] if dialect == "sglang" else answer)
-    assert answers[0] == answers[1]
+            sampled.append(asked_by(app, path, **body).params)
+    assert sampled[0] == sampled[1]
 
 
 def test_a_recommended_temperature_of_zero_makes_a_chat_greedy(template):

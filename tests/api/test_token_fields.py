@@ -371,9 +371,35 @@ def test_timings_are_those_of_llama_cpp(app: App, route):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_progress_is_told_to_have_no_effect_and_a_time_limit_from_the_first_token_is_refused(app: App, route):
+def test_a_stream_says_how_much_of_its_prompt_is_computed_before_its_first_token(template, route):
+    said = "say:" + "h" * 96
+    with App(chat_template=template, chunked_prefill_size=32) as app:
+        plain = stream(app, route, said)
+        app.post("/flush_cache")
+        chunks = stream(app, route, said, return_progress=True, stream_interval=16)
+        told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        assert [(one["total"], one["cache"], one["processed"]) for one in told] == [
+            (100, 0, 32), (100, 0, 64), (100, 0, 96), (100, 0, 100),
+        ]  # fmt: skip
+        assert [one["time_ms"] for one in told] == sorted(one["time_ms"] for one in told)
+        assert [chunk["prompt_progress"]["processed"] for chunk in chunks[:3]] == [32, 64, 96]
+        texts = [text for text in map(text_of, chunks[3:]) if text]
+        assert not any(map(text_of, chunks[:3]))
+        assert (texts[0], len(texts[1])) == ("h", 16)  # the first token does not wait for the interval
+        assert "".join(map(text_of, chunks)) == "".join(map(text_of, plain)) != ""
+        assert not any("prompt_progress" in chunk for chunk in plain)
+        [last] = [one for one in stream(app, route, said, return_progress=True) if "prompt_progress" in one]
+        assert {**last["prompt_progress"], "time_ms": 0} == {"total": 100, "cache": 96, "processed": 100, "time_ms": 0}
+        assert "prompt_progress" not in ask(app, route, said, return_progress=True)
+
+
+def text_of(chunk: dict) -> str:
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_time_limit_from_the_first_token_is_refused(app: App, route):
     body = {**body_of(route, "say:a"), "max_tokens": 5}
-    assert app.post(route, **body, return_progress=True).headers["x-tureen-ignored"] == "return_progress"
     assert ask(app, route, "say:a", 400, t_max_predict_ms=50)["param"] == "t_max_predict_ms"
     assert app.post(route, **body, t_max_predict_ms=0).status_code == 200
 

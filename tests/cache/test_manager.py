@@ -198,3 +198,70 @@ def test_the_check_says_when_a_table_does_not_hold_what_it_shares():
     cache.publish(table, [1, 2, 3], 2)
     table.pages = table.pages[::-1]
     assert cache.check() == ["a page table does not hold the pages of its nodes"]
+
+
+class Tier:
+    """A lower tier that records what it is told."""
+
+    def __init__(self):
+        self.calls = []
+
+    def save(self, nodes):
+        self.calls.append(("save", [node.page for node in nodes]))
+
+    def forget(self, nodes, first):
+        self.calls.append(("forget", [node.page for node in nodes], first))
+
+    def renew(self):
+        self.calls.append(("renew",))
+
+
+def test_a_table_that_saves_early_saves_its_prefix_once_at_each_publication_and_others_at_their_end():
+    for saves_early in (True, False):
+        cache = CacheManager(8, 4)
+        cache.tier = tier = Tier()
+        table = cache.open(PLAIN, [], 12, headroom=0, saves_early=saves_early)
+        pages = list(table.pages)
+        for num_computed in (3, 4, 7, 12):
+            cache.publish(table, list(range(12)), num_computed)
+        assert tier.calls == ([("save", pages[:1]), ("save", pages)] if saves_early else [])
+        cache.close(table)
+        assert tier.calls[-1] == ("save", pages)
+
+
+def test_a_lower_tier_forgets_what_cannot_be_trusted_and_begins_again_after_a_flush_and_without_one_nothing_is_saved():
+    cache = CacheManager(8, 4)
+    table = cache.open(PLAIN, [], 12, headroom=0, saves_early=True)
+    cache.publish(table, list(range(12)), 12)
+    cache.tier = tier = Tier()
+    pages = list(table.pages)
+    cache.close(table, distrust_from=1)
+    assert tier.calls == [("forget", pages, 1)]
+    assert len(cache.match(PLAIN, list(range(12)), 12)) == 1
+    cache.flush()
+    assert tier.calls[1:] == [("renew",)]
+
+
+def test_a_sequence_that_begins_with_a_saved_state_makes_it_the_one_used_last():
+    cache = CacheManager(8, 4, states=range(2))
+    prompts = [[number] * 4 for number in range(2)]
+    for prompt in prompts:
+        table = _open(cache, prompt)
+        cache.publish(table, prompt, 4)
+        assert cache.keep_state(table, 4, cache.states.take(())) is table.nodes[0]
+        cache.close(table)
+    assert len(cache.match(PLAIN, prompts[0], 4)) == 1
+    cache.close(cache.open(PLAIN, cache.match(PLAIN, prompts[0], 4), 5, headroom=0))
+    cache.states.give_back(cache.states.take(()))
+    assert [len(cache.match(PLAIN, prompt, 4)) for prompt in prompts] == [1, 0]
+    assert cache.check() == []
+
+
+def test_a_state_after_a_page_that_is_not_published_or_was_removed_is_given_back():
+    cache = CacheManager(8, 4, states=range(2))
+    table = _open(cache, list(range(8)))
+    cache.publish(table, list(range(8)), 4)
+    assert cache.keep_state(table, 8, cache.states.take(())) is None
+    cache.tree.remove(table.nodes[0])
+    assert cache.keep_state(table, 4, cache.states.take(())) is None
+    assert sorted(cache.states.free) == [0, 1]

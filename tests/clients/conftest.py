@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -41,13 +42,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def server_url(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_options() -> tuple[str, ...]:
+    """More flags of the server. An environment's own conftest.py may give some."""
+    return ()
+
+
+@pytest.fixture(scope="session")
+def server_url(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, server_options: tuple[str, ...]
+) -> Iterator[str]:
     if pytestconfig.getoption("--url"):
         yield pytestconfig.getoption("--url")
         return
     kept = tmp_path_factory.mktemp("kept")
     stores = ("--responses-store", str(kept / "responses.db"), "--batch-path", str(kept / "batches"))
-    with ServerProcess(*stores, python=PYTHON) as server:
+    with ServerProcess(*stores, *server_options, python=PYTHON) as server:
         yield server.wait_ready().url
 
 
@@ -65,8 +74,8 @@ def recorder(pytestconfig: pytest.Config, server_url: str) -> Iterator[Recorder 
 def url(server_url: str, recorder: Recorder | None, request: pytest.FixtureRequest) -> str:
     """Returns the address of the server, or of the recorder in front of it.
 
-    A module says what client it runs in CLIENT (a title) and PACKAGES (the client's packages); a test with a parameter
-    `script` runs the client that `describe_script` of its module describes.
+    A module says what client it runs in CLIENT (a title) and PACKAGES (the client's packages, of Python or Node); a
+    test with a parameter `script` runs the client that `describe_script` of its module describes.
     """
     if recorder is None:
         return server_url
@@ -76,13 +85,23 @@ def url(server_url: str, recorder: Recorder | None, request: pytest.FixtureReque
         name, title, versions = module.describe_script(parameters["script"])
         check = "its script"
     else:
-        title, versions = module.CLIENT, {package: version(package) for package in module.PACKAGES}
-        check = request.node.originalname.removeprefix("test_").replace("_", " ")
+        folder = Path(module.__file__).parent.name
+        title, versions = module.CLIENT, {package: _version(package, folder) for package in module.PACKAGES}
+        check = _sentence(request.node.originalname)
     recorder.client = name
     run = recorder.runs.setdefault(name, {"checks": [], "failed": [], "told": [], "refused": []})
     notes = list(getattr(module, "NOTES", ()))
     run |= {"title": title, "versions": versions, "checks": sorted({*run["checks"], check}), "notes": notes}
     return recorder.url
+
+
+def _sentence(test: str) -> str:
+    return test.removeprefix("test_").replace("_s_", "'s ").replace("_", " ")
+
+
+def _version(package: str, folder: str) -> str:
+    manifest = ROOT / "build" / "clients" / folder / "node_modules" / package / "package.json"
+    return json.loads(manifest.read_text(encoding="utf-8"))["version"] if manifest.exists() else version(package)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,7 +111,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     recorder = getattr(item, "funcargs", {}).get("recorder")
     if recorder is not None and report.failed:
         run = recorder.runs[recorder.client]
-        run["failed"] = sorted({*run["failed"], item.originalname.removeprefix("test_").replace("_", " ")})
+        run["failed"] = sorted({*run["failed"], _sentence(item.originalname)})
     return report
 
 

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,17 @@ def test_usage_is_in_every_delta_and_prompt_logprobs_only_in_the_first():
     assert [delta.usage for delta in deltas] == [Usage(3, count, 0) for count in (1, 2, 3, 4)]
     assert [len(delta.prompt_logprobs) for delta in deltas] == [3, 0, 0, 0]
     assert [delta.finish is not None for delta in deltas] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("asks", "first"), [(True, [(4, 0), (8, 0)]), (False, [])])
+def test_progress_of_a_prompt_is_reported_until_its_first_token_if_the_request_asks_for_it(asks, first):
+    world = World(token_budget=4)
+    request = make_request(token_ids=range(3, 12), max_new_tokens=2, ignore_eos=True)
+    world.add(msgspec.structs.replace(request, reports_progress=asks))
+    deltas = []
+    while world.engine.has_work:
+        deltas += world.step()
+    assert [(delta.usage.computed_tokens, len(delta.token_ids)) for delta in deltas] == [*first, (0, 1), (0, 1)]
 
 
 # ---- abort, call, stats

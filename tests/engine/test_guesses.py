@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from itertools import product
+from itertools import count, product
+from types import SimpleNamespace
 
 import pytest
 from samples import some
 from world import ADAPTERS, EOS_IDS, VOCAB_SIZE, World, expected, make_request, simulate
 
 from tureen.contract.runner import Row, RowOutput
-from tureen.engine.guessing import Guesser
+from tureen.engine.guessing import MAX_CLIENTS, RECENT_OUTPUTS, RECENT_TOKENS, Guesser
 from tureen.engine.scheduler import StepPlan
 from tureen.kernels.cpu import native
 
@@ -85,8 +86,10 @@ def test_a_step_draws_few_more_tokens_than_rows_could_run_as_memory_is_planned_f
 class Repeating:
     """A sequence whose tokens repeat, as the guesser sees it."""
 
-    def __init__(self):
-        self.token_ids = [1, 2, 3, 4, 5, 6, 7, 8] * 4
+    def __init__(self, token_ids=(1, 2, 3, 4, 5, 6, 7, 8) * 4, *, num_prompt=0, **request):
+        self.token_ids = list(token_ids)
+        self.request = make_request(**request)
+        self.terms = SimpleNamespace(num_prompt=num_prompt)
 
 
 def timed_guesser(seconds):
@@ -191,3 +194,71 @@ def test_right_guesses_after_the_end_of_an_output_do_not_count():
     assert answer.token_ids == [11, 12, *EOS_IDS]
     assert stats.total_right_guesses == len(answer.token_ids) - world.num_steps
     assert (answer.usage.guessed_tokens, answer.usage.right_guesses) == (len(coming), stats.total_right_guesses)
+
+
+def begun(**request):
+    """A sequence whose output begins as those that `repeated` made."""
+    return Repeating((9, 9, 9, 20, 21, 22), num_prompt=3, **request)
+
+
+def repeated(guesser, *outputs, **request):
+    for output in outputs:
+        guesser.ended(Repeating((7, 7, *output), num_prompt=2, **request))
+
+
+def test_a_client_s_output_is_guessed_from_its_recent_ones_and_from_nobody_else_s():
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
+    repeated(guesser, range(20, 30), client="a", cache_salt="s")
+    assert guesser.guess(begun(client="a", cache_salt="s"), 1, 1) == (23,)
+    for other in ({"client": "b", "cache_salt": "s"}, {"client": "a"}):
+        assert guesser.guess(begun(**other), 3, 1) == ()
+
+
+def test_guesses_do_not_run_from_one_recent_output_into_the_next_nor_come_from_prompts():
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
+    repeated(guesser, (30, 31, 32, 33, 20, 21, 22, 23), (40, 41, 42, 43))
+    assert guesser.guess(begun(), 3, 1) == (23,)
+    repeated(guesser, (20, 21), (22, 23, 24))
+    assert guesser.guess(Repeating((7, 7)), 3, 1) == ()
+
+
+def test_few_recent_outputs_of_few_clients_are_kept_and_of_long_ones_the_end():
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
+    repeated(guesser, range(20, 30), *[(1, 1)] * (RECENT_OUTPUTS - 1), client="kept")
+    repeated(guesser, range(20, 30), *[(1, 1)] * RECENT_OUTPUTS, client="old")
+    repeated(guesser, [*range(20, 30), *[1] * RECENT_TOKENS], client="long")
+    for client, expected_guess in (("kept", (23,)), ("old", ()), ("long", ())):
+        assert guesser.guess(begun(client=client), 1, 1) == expected_guess
+    for number in range(MAX_CLIENTS):
+        repeated(guesser, (1,), client=str(number))
+    assert guesser.guess(begun(client="kept"), 1, 1) == ()
+
+
+def test_saved_time_is_that_of_the_steps_that_right_guesses_replaced_less_what_the_guesses_took():
+    guesser, step = timed_guesser(lambda tokens: 0.6 + 0.4 * tokens)
+    step(1, 0)
+    step(1, 4, 3)
+    assert guesser.saved_s == pytest.approx(4 * 1.0 - 2.6)
+    step(1, 4, 0)
+    assert guesser.saved_s == pytest.approx(4 * 1.0 - 2.6 + 1.0 - 2.6)
+
+
+def test_the_second_of_two_equal_answers_takes_fewer_steps():
+    coming = tuple(range(14, 54))
+    world = World(
+        choose=lambda token, state, outputs: coming[len(outputs)] if len(outputs) < len(coming) else EOS_IDS[0]
+    )
+    ticks = count()
+    world.engine.rows.guesser = guesser = Guesser(native.require(), clock=lambda: float(next(ticks)))
+    world.engine.scheduler.drafter = guesser.guess
+    steps = [0]
+    for name in ("first", "second"):
+        world.add(make_request(name, max_new_tokens=40))
+        world.drain()
+        steps.append(world.num_steps)
+    assert world.answers["first"].token_ids == world.answers["second"].token_ids == list(coming)
+    assert steps[2] - steps[1] < (steps[1] - steps[0]) / 2
+    assert world.engine.stats().total_saved_s > 0

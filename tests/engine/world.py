@@ -248,7 +248,9 @@ class Answer:
     def take(self, delta: OutputDelta) -> None:
         assert self.finish is None, "a delta after the last"
         assert not delta.prompt_logprobs or self.num_deltas == 0, "prompt logprobs come once, first"
-        assert delta.token_ids or delta.finish, "a delta that says nothing"
+        assert delta.token_ids or delta.finish or (delta.usage and delta.usage.computed_tokens), (
+            "a delta that says nothing"
+        )
         self.num_deltas += 1
         self.token_ids += delta.token_ids
         self.text += delta.text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
+from types import SimpleNamespace
 
 import mutated
 import numpy as np
@@ -17,6 +19,7 @@ from real_app import RealApp
 from tiny_gguf import CONTROL, NORMAL, byte_vocabulary, write_gguf
 
 from tureen.errors import StartupError
+from tureen.requests.pairs import Pair, prompt_of
 from tureen.text.tokenizer import from_gguf_metadata
 from tureen.weights.gguf_encoders import LAYER_NAMES
 
@@ -270,6 +273,20 @@ def test_token_ids_are_those_of_the_tokenizer_that_was_converted(family):
         ids, start = ours.encode_pair(text, "the cat")
         assert ids == pair.ids
         assert start == (pair.type_ids.index(1) if family == "Bert" else 0)
+
+
+def test_a_pair_that_is_cut_is_what_transformers_makes_of_the_whole_pair():
+    metadata = _wordpiece_metadata()
+    ours = from_gguf_metadata(metadata | {"tokenizer.ggml.token_type": np.array(metadata["tokenizer.ggml.token_type"])})
+    backend = tokenizers.Tokenizer.from_str(_tokenizer("Bert").to_str())
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    texts = ["cat", "a " * 40, "sleeping " * 90, "zzzzzzzzzz " * 60, "zzzzzzzzzz " * 59 + "a " * 250, "u " * 300]
+    wrong = []
+    for first, second, limit in itertools.product(texts, texts, (8, 9, 40)):
+        expected = theirs(first, second, truncation=True, max_length=limit)["input_ids"]
+        if prompt_of(Pair(first, second), limit, SimpleNamespace(tokenizer=ours)).token_ids != expected:
+            wrong.append((first[:20], second[:20], limit))
+    assert wrong == []
 
 
 def test_the_case_of_a_vocabulary_with_capitals_is_kept():

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import costs
 import httpx
 from patience import PATIENCE_S, wait_until
 
@@ -31,6 +32,7 @@ class ServerProcess:
         command: Sequence[str] = ("serve", "--port", "0"),
     ) -> None:
         """threads: of the engine, or None for its default. One thread leaves processors to concurrent tests."""
+        costs.STARTED.append(" ".join((*command, *arguments)))
         number_of_threads = {} if threads is None else {"TUREEN_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             [python, "-m", "tureen", *command, *arguments],

@@ -51,7 +51,7 @@ class Impatient:
 
             async def read_impatiently(order):
                 is_short = os.path.basename(order["path"]) in SHORT
-                module.PATIENCE = patience._replace(cpu_s=3.0, idle_s=8.0) if is_short else patience
+                module.PATIENCE = patience._replace(cpu_s=1.0, idle_s=4.0) if is_short else patience
                 return await read(order)
 
             module.read_in_child = read_impatiently

@@ -10,7 +10,7 @@ from patience import wait_until
 from server_process import ServerProcess, command_line
 
 LONG = {
-    "input_ids": [[5 + (i + j) % 1000 for i in range(400)] for j in range(4)],
+    "input_ids": [[5 + (i + j) % 1000 for i in range(200)] for j in range(4)],
     "sampling_params": {"max_new_tokens": 1},
 }
 SHORT = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 12}}

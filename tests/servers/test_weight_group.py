@@ -6,17 +6,12 @@ import asyncio
 import socket
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from real_app import RealThreadedApp, write_model
 from safetensors.numpy import load_file
 from tiny_models import greedy
-
-from tureen.control.weight_group import Membership, WeightGroup
-from tureen.errors import Unavailable
 
 TRAINER = Path(__file__).with_name("gloo_trainer.py")
 PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]
@@ -67,12 +62,10 @@ def output(app):
     return app.generate(input_ids=PROMPT, sampling_params=PARAMS)["output_ids"]
 
 
-@pytest.mark.parametrize("kind", ["each", "flattened_bucket"])
-def test_what_a_trainer_broadcasts_is_served(app, models, kind):
-    trainer, join = train(models, kind)
+def test_what_a_trainer_broadcasts_in_one_piece_is_served(app, models):
+    trainer, join = train(models, "flattened_bucket")
     assert app.post("/init_weights_update_group", **join).json()["success"]
-    load_format = None if kind == "each" else kind
-    fields = announced(models) | {"load_format": load_format, "weight_version": "b", "flush_cache": False}
+    fields = announced(models) | {"load_format": "flattened_bucket", "weight_version": "b", "flush_cache": False}
     answer = app.post("/update_weights_from_distributed", **fields)
     assert answer.json()["success"], answer.text
     assert output(app) == greedy(models[1]["blue"], PROMPT, 12)
@@ -134,25 +127,3 @@ def test_requests_are_answered_while_a_trainer_is_awaited(app, models):
     answer, joined = app.run(scenario())
     assert answer["output_ids"] == greedy(models[1]["red"], PROMPT, 12)
     assert joined["error"]["code"] == "group_lost"
-
-
-def test_a_group_waits_in_a_thread_of_its_own(monkeypatch):
-    """It waits for minutes, and the loop's own threads do what requests need."""
-    threads = []
-    for name in ("_start", "_call"):
-        monkeypatch.setattr(WeightGroup, name, lambda *_: threads.append(threading.current_thread()))
-    facts = {"name": "g", "backend": "gloo", "address": "h", "port": 1, "world_size": 2}
-
-    async def scenario():
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        others = await asyncio.to_thread(threading.current_thread)
-        group = WeightGroup()
-        await group.join(Membership(**facts, first_rank=1, num_ranks=1))
-        await group.receive([4], "")
-        group.close()
-        with pytest.raises(Unavailable, match="another request"):
-            await group.receive([4], "")
-        assert len(threads) == 3
-        assert others not in threads
-
-    asyncio.run(scenario())

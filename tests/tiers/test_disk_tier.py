@@ -13,9 +13,12 @@ from kept_world import FILE_BYTES, PAGE_SIZE, PROMPT, KeptWorld, ask, fill, toke
 from patience import PATIENCE_S, wait_until
 from world import World, expected, make_request, with_media
 
+from tureen.config import Config
 from tureen.contract.runner import KvSizes
 from tureen.contract.types import LogprobSpec
+from tureen.errors import StartupError
 from tureen.tiers import disk, disk_thread
+from tureen.tiers.attach import attach
 from tureen.tiers.page_files import PageFiles
 
 
@@ -312,6 +315,22 @@ def test_it_ends_at_once_where_no_pages_are_kept():
     world.engine.add(_prompt_only())
     deltas = [delta for _ in range(2) for delta in world.engine.step()]
     assert [delta.finish.type for delta in deltas] == ["length"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "message"),
+    [
+        ({"disable_radix_cache": True}, 0o700, "--kv-disk needs the prefix cache"),
+        ({}, 0o755, "chmod 700"),
+    ],
+)
+def test_a_start_without_a_prefix_cache_or_with_a_folder_that_others_may_read_is_refused(
+    tmp_path, settings, mode, message
+):
+    folder = tmp_path / "kv"
+    folder.mkdir(mode=mode)
+    with pytest.raises(StartupError, match=message):
+        attach(World().engine, None, Config(kv_disk=str(folder), **settings), [])
 
 
 def test_a_folder_is_told_from_others_by_all_who_use_it(tmp_path):

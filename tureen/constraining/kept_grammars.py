@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 import tureen.grammar
 from tureen.constraining.messages import CompileReply
-from tureen.files import open_regular
+from tureen.files import open_regular, replacing
 from tureen.grammar import Vocabulary
 from tureen.kernels.cpu import native
 from tureen.log import get_logger
 
 SUFFIX = ".grammar"
-PART = ".part"
 MAX_BYTES = 64 << 20
 """The most that all files take; those read or written longest ago go first."""
 MAX_FILE_BYTES = 16 << 20
@@ -76,14 +74,8 @@ class KeptGrammars:
         path = self._path(spec)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=self._folder)  # nobody else may read it
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(hashlib.sha256(content).digest() + content)
-                os.replace(part, path)  # others see the whole file or none
-            except BaseException:
-                os.unlink(part)
-                raise
+            with replacing(path) as file:
+                file.write(hashlib.sha256(content).digest() + content)
             self._names.add(path.stem)
             self._remove_oldest()
         except OSError as error:

@@ -122,6 +122,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     hidden_states: HiddenStates = "none"
     explain: bool = False
     timed: bool = False  # its last delta has a Timeline
+    reports_progress: bool = False  # deltas without tokens say how much of a long prompt is computed
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
     banned: BannedTokens | None = None
     grammar: GrammarSpec | None = None  # what the whole output must match
@@ -181,6 +182,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     guessed_tokens: int = 0  # tokens that were guessed before they were drawn ...
     right_guesses: int = 0  # ... and, of those, the ones that were drawn
+    computed_tokens: int = 0  # of the prompt; only before the first output token, if the request asks for progress
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -305,6 +307,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_window_pages: int = 0  # of layers with a window; 0: all layers share one pool
     total_guessed_tokens: int = 0
     total_right_guesses: int = 0
+    total_saved_s: float = 0.0  # by right guesses, without what guesses cost; estimated from times of steps
 
     @property
     def num_used_pages(self) -> int:

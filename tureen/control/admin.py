@@ -303,6 +303,7 @@ def update_gauges(state: ServerState) -> None:
     metrics.raise_to("forced_tokens", stats.total_forced_tokens)
     metrics.raise_to("spec_draft_tokens", stats.total_guessed_tokens)
     metrics.raise_to("spec_accept_tokens", stats.total_right_guesses)
+    metrics.set("spec_saved_seconds", stats.total_saved_s)
     if stats.total_guessed_tokens:
         num_drawn = stats.total_output_tokens - stats.total_forced_tokens
         metrics.set("spec_accept_length", num_drawn / max(1, num_drawn - stats.total_right_guesses))

@@ -52,6 +52,14 @@ class EngineLimits(NamedTuple):
     capacity: Capacity  # of the runner
 
 
+class StepFacts(NamedTuple):
+    """What is known of an engine's steps."""
+
+    step_ms: float
+    saved_s: float  # by guesses
+    is_paused: bool
+
+
 class EngineTotals:
     """Counts since the engine was created."""
 
@@ -61,8 +69,8 @@ class EngineTotals:
         self.output_tokens = 0
         self.forced_tokens = 0
 
-    def stats(self, scheduler: Scheduler, preparing: Preparing, *, step_ms: float, is_paused: bool) -> EngineStats:
-        """Returns them with the gauges of the other parts."""
+    def stats(self, scheduler: Scheduler, preparing: Preparing, facts: StepFacts) -> EngineStats:
+        """Return them with the gauges of the other parts."""
         cache, windows = scheduler.cache, scheduler.cache.windows.pool
         return EngineStats(
             num_running=len(scheduler.running),
@@ -77,8 +85,9 @@ class EngineTotals:
             total_output_tokens=self.output_tokens,
             total_preemptions=scheduler.num_preemptions,
             total_steps=self.steps,
-            step_ms=step_ms,
-            is_paused=is_paused,
+            step_ms=facts.step_ms,
+            total_saved_s=facts.saved_s,
+            is_paused=facts.is_paused,
             total_forced_tokens=self.forced_tokens,
             total_guessed_tokens=scheduler.num_guesses,
             total_right_guesses=scheduler.num_right_guesses,
@@ -237,7 +246,8 @@ class Engine:
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
-        return self._totals.stats(self.scheduler, self.preparing, step_ms=step_ms, is_paused=self.control.is_paused)
+        facts = StepFacts(step_ms, self.rows.saved_s, self.control.is_paused)
+        return self._totals.stats(self.scheduler, self.preparing, facts)
 
     def _clear(self) -> int:
         """Drops all unused cache entries; returns the number of freed pages."""
@@ -333,6 +343,7 @@ class Engine:
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
+        self.rows.ended(sequence)
         if not self.preparing.remove(sequence):
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]

@@ -1,4 +1,4 @@
-"""Guesses the next tokens of a sequence that repeats itself, if that pays.
+"""Guesses the next tokens of a sequence that repeats itself or recent outputs of its client, if that pays.
 
 The guess is the text that followed the previous occurrence of the last tokens (prompt lookup decoding, Saxena 2023).
 Guesses change no token. They cost time in a step and save steps: docs/decisions/0144-guesses-that-pay.md. The clock
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tureen.contract.runner import RowOutput
+from tureen.contract.types import NO_TOKEN
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 
@@ -24,6 +25,8 @@ FIRST_CHANCES = ((16, 0.8), (6, 0.65), (3, 0.5), (2, 0.3))
 """The assumed chance that a guess is right, by the number of matching tokens before it, until guesses are verified."""
 TRUST = 4.0  # number of verified guesses that weigh as much as the assumed chance
 FADE = 0.97  # with each drawn token, because an output may begin to repeat itself
+RECENT_OUTPUTS, RECENT_TOKENS = 4, 1024  # of a client: outputs that are kept, and tokens of each
+MAX_CLIENTS = 64  # with recent outputs; those whose last output ended longest ago are dropped
 RATE = 0.1  # of the moving averages of times
 DRIFT = 0.001
 """Rate at which a measured cost returns to the assumed one in plain steps, so that guesses are tried again."""
@@ -32,12 +35,19 @@ FIRST_BASE, FIRST_COST = 0.75, 0.25
 
 
 class Guesses:
-    """The repetitions of one sequence: an index of its tokens, and the share of right guesses."""
+    """An index of what one sequence may repeat, and how often guesses from it were right."""
 
     def __init__(self, history: Any) -> None:
-        """`history`: a native History."""
-        self.history = history
+        """`history`: a native History with the recent outputs of the sequence's client."""
+        self._history = history
+        self._num_recent = len(history)
         self._verified = self._right = 0.0  # recent ones
+
+    def look_up(self, token_ids: list[int], most: int) -> tuple[list[int], int]:
+        """Return at most `most` tokens that followed the last occurrence of the end, and how many before them agree."""
+        self._history.append(token_ids[len(self._history) - self._num_recent :])
+        guesses: tuple[list[int], int] = self._history.look_up(most)
+        return guesses
 
     def chance(self, first: float) -> float:
         """Returns the estimated chance that the next guess is right. `first`: the assumed chance."""
@@ -65,6 +75,8 @@ class Guesser:
         self._clock = clock
         self._times: dict[int, GuessCost] = {}
         self._guesses = WeakKeyDictionary[Sequence, Guesses]()
+        self._recent: dict[tuple[str, str, str], tuple[list[int], ...]] = {}
+        self.saved_s = 0.0  # estimated time of the steps that right guesses saved, without what guesses cost
 
     def guess(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...]:
         """Returns guesses of the next tokens, at most `most`, in a step over `num_rows` rows that draw."""
@@ -73,11 +85,9 @@ class Guesser:
         if worth >= 1:
             return ()
         guesses = self._of(sequence)
-        history = guesses.history
-        history.append(sequence.token_ids[len(history) :])
         if guesses.chance(1.0) <= worth:  # no match is better
             return ()
-        tokens, match = history.look_up(min(most, MOST_GUESSES))
+        tokens, match = guesses.look_up(sequence.token_ids, min(most, MOST_GUESSES))
         if not match:
             return ()
         chance = guesses.chance(next(first for length, first in FIRST_CHANCES if match >= length))
@@ -91,16 +101,33 @@ class Guesser:
         start_s = self._clock()
         outputs = run(plan)
         if all(row.sample and row.num_known == 1 for row in plan.rows):
-            self._learn(len(plan.rows), sum(row.num_drafts for row in plan.rows), self._clock() - start_s)
+            seconds = self._clock() - start_s
+            num_guesses = sum(row.num_drafts for row in plan.rows)
+            if num_guesses and (times := self._times.get(_bucket(len(plan.rows)))):
+                num_right = sum(len(output.token_ids) - 1 for output in outputs if output.token_ids)
+                self.saved_s += times.plain_s * (1 + num_right / len(plan.rows)) - seconds
+            self._learn(len(plan.rows), num_guesses, seconds)
         for sequence, row, output in zip(plan.sequences, plan.rows, outputs, strict=True):
             if row.num_drafts and output.token_ids:
                 self._of(sequence).verified(row.num_drafts, len(output.token_ids) - 1)
         return outputs
 
+    def ended(self, sequence: Sequence) -> None:
+        """Keep the end of an output: its client's next ones may repeat it."""
+        space = _space(sequence)
+        output = sequence.token_ids[sequence.terms.num_prompt :][-RECENT_TOKENS:]
+        recent = self._recent.pop(space, ())
+        self._recent[space] = (*recent, output)[-RECENT_OUTPUTS:]
+        if len(self._recent) > MAX_CLIENTS:
+            del self._recent[next(iter(self._recent))]
+
     def _of(self, sequence: Sequence) -> Guesses:
         guesses = self._guesses.get(sequence)
         if guesses is None:
-            guesses = self._guesses[sequence] = Guesses(self._new_history())
+            history = self._new_history()
+            for output in self._recent.get(_space(sequence), ()):
+                history.append([*output, NO_TOKEN])
+            guesses = self._guesses[sequence] = Guesses(history)
         return guesses
 
     def _learn(self, num_rows: int, num_guesses: int, seconds: float) -> None:
@@ -113,6 +140,11 @@ class Guesser:
             plain_s += RATE * (seconds - plain_s)
             cost += DRIFT * (first_cost - cost)
         self._times[bucket] = GuessCost(plain_s, cost)
+
+
+def _space(sequence: Sequence) -> tuple[str, str, str]:
+    """Return what is equal for requests that may see each other's outputs in their guesses."""
+    return sequence.request.client, *sequence.request.cache_space
 
 
 def _bucket(num_rows: int) -> int:

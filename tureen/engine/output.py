@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tureen.contract.runner import NOTHING_TO_DRAW, RowError
 from tureen.contract.types import Explanation, FinishReason, OutputDelta
 from tureen.engine import finish
@@ -82,7 +84,7 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
     token_ids = tuple(sequence.token_ids[start:end])
     sequence.sent.num_tokens += len(token_ids)
     if not token_ids and reason is None:
-        return None
+        return _progress(sequence) if sequence.request.reports_progress else None
     text_end = None if sequence.terms.is_plain else sequence.text_end
     detokenizer = sequence.detokenizer
     text = detokenizer.take(text_end) if reason is None else detokenizer.close(text_end)
@@ -104,6 +106,14 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
         explanations=_take_explanations(sequence, len(token_ids)),
         timeline=None if reason is None or sequence.asked.times is None else sequence.asked.times.end(),
     )
+
+
+def _progress(sequence: Sequence) -> OutputDelta | None:
+    """Returns how much of the prompt is computed; None once the output has begun."""
+    if sequence.num_output:
+        return None
+    usage = msgspec.structs.replace(sequence.usage, computed_tokens=sequence.num_computed)
+    return OutputDelta(sequence.request.id, usage=usage)
 
 
 def _take_explanations(sequence: Sequence, count: int) -> tuple[Explanation, ...]:

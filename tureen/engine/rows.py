@@ -53,6 +53,16 @@ class RowRunner:
             raise RequestFailed(f"every row failed in {MAX_FAILED_STEPS} consecutive steps", code="engine_dead")
         return outputs
 
+    @property
+    def saved_s(self) -> float:
+        """The time that guesses saved."""
+        return self.guesser.saved_s if self.guesser is not None else 0.0
+
+    def ended(self, sequence: Sequence) -> None:
+        """Notes that a sequence ended."""
+        if self.guesser is not None:
+            self.guesser.ended(sequence)
+
     def close(self) -> None:
         """Closes the tier of stored pages, then the runner."""
         if self._cache.tier is not None:

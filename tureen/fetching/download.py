@@ -26,9 +26,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tureen import __version__
 from tureen.errors import StartupError, echo
+from tureen.files import PART
 from tureen.log import size
 
-PART: Final = ".part"
 CHUNK_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 30.0
 """Seconds without a byte after which a connection counts as lost."""

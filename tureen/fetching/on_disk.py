@@ -12,9 +12,9 @@ from typing import NamedTuple
 from tureen.config import Config, cache_dir
 from tureen.errors import StartupError
 from tureen.fetching import ggufs, kept, names
-from tureen.fetching.download import PART
 from tureen.fetching.pull import BUILT_FOLDER, HUB_FOLDER, find_here, hub_root
 from tureen.fetching.shelf import shelf
+from tureen.files import PART
 
 SUFFIXES = (".gguf", ".safetensors")
 

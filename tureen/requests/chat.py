@@ -75,6 +75,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = ""
     return_effective: bool = False
     explain: bool = False
+    reports_progress: bool = False
     rid: str | None = None
     deadline_ms: int | None = None
     ttft_deadline_ms: int | None = None
@@ -284,6 +285,7 @@ def _plan(
         processor=chat.processor,
         return_effective=chat.return_effective,
         explain=chat.explain,
+        reports_progress=chat.reports_progress,
         priority=chat.priority,
         cache_salt=chat.cache_salt,
         deadline_ms=left(chat.deadline_ms),

@@ -54,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = ""
     return_effective: bool = False
     explain: bool = False
+    reports_progress: bool = False
     priority: int = 0
     cache_salt: str = ""
     deadline_ms: int | None = None  # wall clock, from when the draft is made into requests
@@ -245,6 +246,7 @@ def _requests(
             hidden_states=options.hidden_states,
             explain=options.explain,
             timed=work.trace is not None,
+            reports_progress=options.reports_progress,
             processor=options.processor,
             banned=draft.samplings[index].banned,
             grammar=grammar,

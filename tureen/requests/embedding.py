@@ -48,16 +48,16 @@ def states_for(pooling: PoolingField | None, info: EngineInfo) -> HiddenStates:
     raise InvalidRequest(f"pooling must be {allowed}; got {pooling}", field="pooling")
 
 
-def prompt_text(name: str | None, info: EngineInfo) -> str:
+def prompt_text(name: str | None, info: EngineInfo, field: str = "prompt_name") -> str:
     """Returns the text that the model's makers put before texts, by its name; None = that of the model's default.
-    Raises InvalidRequest for a name that the model does not have."""
+    Raises InvalidRequest, with the client's `field`, for a name that the model does not have."""
     chosen = info.default_prompt if name is None else name
     if chosen is None:
         return ""
     if chosen not in info.prompts:
         names = ", ".join(sorted(info.prompts))
         allowed = f"one of {names}, or omitted" if names else "omitted: this model has no prompts"
-        raise InvalidRequest(f"prompt_name must be {allowed}; got {echo(chosen)}", field="prompt_name")
+        raise InvalidRequest(f"{field} must be {allowed}; got {echo(chosen)}", field=field)
     return info.prompts[chosen]
 
 

@@ -33,6 +33,9 @@ from tureen.text.messages import Part
 WHOLE_INTERVAL = 64
 """Number of tokens between two updates of an output that is not streamed."""
 
+TIME_LIMIT = "time_limit"
+"""Reason of an abort that the request asked for: its output ends as at a limit of tokens."""
+
 EXPLANATION_SIZE = 64
 """Approximate number of numbers in the explanation of a token."""
 
@@ -183,6 +186,8 @@ class Output:
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish
+        if delta.finish is not None and delta.finish.reason == TIME_LIMIT:
+            self.finish = FinishReason(type="length", length=len(self.token_ids))
 
     @property
     def constraint_notes(self) -> dict[str, Any]:

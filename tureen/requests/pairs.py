@@ -109,10 +109,12 @@ def yes_share(output: Output) -> float:
 
 def prompt_of(pair: Pair, limit: int | None, context: Context) -> Prompt:
     """Tokenizes a text or a pair, cut to `limit` tokens if there is one."""
-    if limit is not None:
-        first, *second = (tokenising.beginning(text, limit, context.tokenizer) for text in pair if text is not None)
-        pair = Pair(first, *second)
-    token_ids, second_start = context.tokenizer.encode_pair(pair.first, pair.second, limit)
+    first, second = pair
+    if limit is not None and second is not None:
+        first, second = tokenising.pair_beginnings(first, second, limit, context.tokenizer)
+    elif limit is not None:
+        first = tokenising.beginning(first, limit, context.tokenizer)
+    token_ids, second_start = context.tokenizer.encode_pair(first, second, limit)
     return Prompt(token_ids, second_start=second_start)
 
 

@@ -126,12 +126,18 @@ def _check_limits(params: SamplingParams, config: Config, names: Names) -> None:
 
 
 async def sampling_of(
-    requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
+    requested: Mapping[str, Any],
+    context: Context,
+    names: Names,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    as_recommended: bool = True,
 ) -> Sampling:
-    """Calls `make_sampling` for an API that samples as the model's authors recommend, in a thread if stop patterns or
-    bad words make it slow. Raises InvalidRequest."""
+    """Calls `make_sampling`, in a thread if stop patterns or bad words make it slow. Raises InvalidRequest."""
     size = PATTERN_SIZE * patterns_len([requested]) + words_len([requested])
-    return await offload.run(size, lambda: make_sampling(requested, context, names, defaults, as_recommended=True))
+    return await offload.run(
+        size, lambda: make_sampling(requested, context, names, defaults, as_recommended=as_recommended)
+    )
 
 
 def words_len(param_sets: Iterable[Any]) -> int:

@@ -1,4 +1,5 @@
-"""Computes how long the prompt and the output of a request took, in the form of llama.cpp's server.
+"""Computes how long the prompt and the output of a request took, and how much of a long prompt is computed, in the
+forms of llama.cpp's server.
 
 Source: https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
 """
@@ -20,6 +21,25 @@ def timings(output: Output) -> dict[str, float]:
         **_rates("prompt", computed, prompt_s),
         **_rates("predicted", len(output.token_ids), output.elapsed_s - prompt_s),
     }
+
+
+class PromptProgress:
+    """Reports how much of an output's prompt is computed, each state once, if the request asks for it."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._num_reported = 0  # tokens
+
+    def new(self) -> dict[str, dict[str, int]]:
+        """Returns the field of an event, if more of the prompt is computed than the last one said."""
+        output = self._output
+        total = output.usage.prompt_tokens
+        num_computed = total if output.token_ids or output.finish else output.usage.computed_tokens
+        if not output.request.reports_progress or num_computed <= self._num_reported:
+            return {}
+        self._num_reported = num_computed
+        times = {"processed": num_computed, "time_ms": round(output.elapsed_s * 1000)}
+        return {"prompt_progress": {"total": total, "cache": output.usage.cached_tokens, **times}}
 
 
 def _rates(name: str, count: int, seconds: float) -> dict[str, float]:

@@ -19,6 +19,12 @@ from tureen.text.tokenizer import Tokenizer
 SPARE = 16
 """Number of tokens before a cut in a text that the cut may change."""
 
+MAX_BYTES = 4
+"""Most bytes, and so tokens, of a character."""
+
+MOST_COMPARED = 1 << 16
+"""Characters of two texts that are read to find out which one has more tokens."""
+
 
 async def resolve(
     inputs: Texts | list[Prompt], names: Sequence[str], state: ServerState, media: Sequence[PromptMedia] | None = None
@@ -166,6 +172,23 @@ def beginning(text: str, most: int, tokenizer: Tokenizer) -> str:
     while num_chars < len(text) and len(tokenizer.encode(text[:num_chars], add_special_tokens=False)) < most + SPARE:
         num_chars *= 2
     return text[:num_chars]
+
+
+def pair_beginnings(first: str, second: str, most: int, tokenizer: Tokenizer) -> list[str]:
+    """Returns as much of both texts as a pair of `most` tokens needs. The text with more tokens has more of them in
+    this, too, because a cut depends on which one is longer. Texts are read up to MOST_COMPARED characters."""
+    texts = [first, second]
+    parts = [beginning(text, most, tokenizer) for text in texts]
+    if min(map(len, texts)) * MAX_BYTES <= most:
+        return parts
+    while parts != texts and first != second:
+        counts = [len(tokenizer.encode(part, add_special_tokens=False)) for part in parts]
+        longer = counts.index(max(counts))
+        is_known = parts[1 - longer] == texts[1 - longer] and max(counts) > min(counts) + SPARE
+        if is_known or max(map(len, parts)) >= MOST_COMPARED:
+            break
+        parts = [text[: 2 * len(part)] for text, part in zip(texts, parts, strict=True)]
+    return parts
 
 
 def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import io
 import os
 import shutil
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config, cache_dir
-from tureen.files import open_regular
+from tureen.files import PART, open_regular, replacing
 from tureen.log import Progress, get_logger
 from tureen.weights.source import ModelSource
 
@@ -34,7 +33,6 @@ MAGIC: Final = b"tureen packed 1\n"  # to be raised when this file's form, or wh
 ALIGNMENT: Final = 64
 MAX_HEADER: Final = 1 << 26
 SUFFIX: Final = ".packed"
-PART: Final = ".part"
 KEPT: Final = 4  # files; the one read or written longest ago goes first
 STALE_SECONDS: Final = 3600
 LEAST_BYTES: Final = 192 << 20  # of weights: fewer are packed again in the time that a person does not notice
@@ -130,20 +128,14 @@ class PackedCopy:
         *offsets, end = offsets_of(len(head), data)
         if end > shutil.disk_usage(folder).free:
             raise OSError(f"{end >> 20} MiB are needed, more than the disk has free")
-        descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=folder)  # nobody else may read it
-        try:
-            with _owned(descriptor) as file:
-                file.write(head)
-                for array, offset in zip(data, offsets, strict=True):
-                    file.seek(offset)
-                    file.write(array.data)
-                file.truncate(end)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, self.path)  # others see the whole file or none
-        except BaseException:
-            os.unlink(part)
-            raise
+        with replacing(self.path) as file:
+            file.write(head)
+            for array, offset in zip(data, offsets, strict=True):
+                file.seek(offset)
+                file.write(array.data)
+            file.truncate(end)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def origin_of(source: ModelSource, settings: tuple[str, ...], kernels: ModuleType) -> str:
@@ -151,14 +143,6 @@ def origin_of(source: ModelSource, settings: tuple[str, ...], kernels: ModuleTyp
     files = source.files
     facts = [(str(file.resolve()), *_facts(file)) for file in sorted(files)]
     return hashlib.sha256(repr((facts, settings, _facts(Path(str(kernels.__file__))))).encode()).hexdigest()
-
-
-def _owned(descriptor: int) -> BinaryIO:
-    try:
-        return open(descriptor, "wb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def _facts(file: Path) -> tuple[int, int]:

@@ -184,7 +184,7 @@ class _Stream:
         delta = self._pending[0] if len(self._pending) == 1 else merge(self._pending)
         self._pending.clear()
         self._num_tokens = 0
-        self._has_begun = True
+        self._has_begun = self._has_begun or bool(delta.token_ids)  # progress of the prompt arrives earlier
         self._is_due = self._failure is not None
         return delta
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import tureen
 from tureen.errors import StartupError
-from tureen.files import open_regular, read_regular
+from tureen.files import open_regular, read_regular, replacing
 from tureen.log import get_logger
 
 KEPT_SUFFIXES: Final = (".gguf", ".json", ".model", ".safetensors", ".so")
@@ -44,11 +44,8 @@ class FileDigests:
     def save(self) -> None:
         """Writes the digests down; a fault costs the next start some time."""
         kept = dict(list(self._known.items())[-MAX_DIGESTS:])
-        part = self._path.with_name(f".{self._path.name}-{os.getpid()}.part")
-        with suppress(OSError):
-            part.touch(0o600)
-            part.write_bytes(msgspec.json.encode(kept))
-            part.rename(self._path)
+        with suppress(OSError), replacing(self._path) as file:
+            file.write(msgspec.json.encode(kept))
 
     def _of(self, path: Path) -> str:
         with open_regular(path) as file:

@@ -21,7 +21,7 @@ from typing import Final
 
 from tureen.contract.runner import KvSizes
 from tureen.errors import StartupError
-from tureen.files import open_regular
+from tureen.files import PART, open_regular
 from tureen.tiers.disk_thread import beat
 
 HEAD: Final = b"tureen kv page 1"
@@ -31,7 +31,6 @@ LEFT_SHARE: Final = 0.9
 """Share of the quota that is left where pages had to go: the folder is read through then."""
 USAGE_BYTES, ID_BYTES = 8, 8
 """Bytes of the file `usage`: how many bytes the pages have, and what tells the folder from others."""
-PART: Final = ".part"
 FOLDER_NAME: Final = re.compile("[0-9a-f]{2}")
 PAGE_NAME: Final = re.compile("[0-9a-f]{64}")
 PART_NAME: Final = re.compile(rf"\.[0-9]+-[0-9]+{re.escape(PART)}")

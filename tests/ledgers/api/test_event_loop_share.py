@@ -15,6 +15,9 @@ MODEL = {"model": "default"}
 SPARE = 4000
 """Calls and lines by which the shares of two requests may differ: reading takes some 80 for each 64 KiB of a body."""
 
+ONE = {"max_new_tokens": 1}
+"""An output is as short as can be: the work is counted line by line, which takes long."""
+
 Body = Callable[[int], dict[str, Any]]
 
 
@@ -31,31 +34,31 @@ def _tools(count: int) -> list[dict[str, Any]]:
 
 
 def _patterns(count: int) -> dict[str, Any]:
-    return {"max_new_tokens": 1, "stop_regex": [f"{'x' * count}{index}" for index in range(45)]}
+    return {**ONE, "stop_regex": [f"{'x' * count}{index}" for index in range(45)]}
 
 
 def _scored(count: int) -> dict[str, Any]:
     wanted = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20}
-    return {"text": "a" * count, **wanted, "sampling_params": {"max_new_tokens": 1}}
+    return {"text": "a" * count, **wanted, "sampling_params": ONE}
 
 
 CASES: dict[str, tuple[str, Body, int, int]] = {
     "a text": ("/generate", lambda count: {"text": "a" * count}, 3_000, 300_000),
-    "texts": ("/generate", lambda count: {"text": ["a" * count] * 8}, 1_000, 100_000),
+    "texts": ("/generate", lambda count: {"text": ["a" * count] * 8, "sampling_params": ONE}, 1_000, 100_000),
     "token ids": ("/generate", lambda count: {"input_ids": [1] * count}, 3_000, 300_000),
     "embeddings": ("/generate", lambda count: {"input_embeds": [[1.0] * 4] * count}, 100, 2_000),
-    "stop patterns": ("/generate", lambda count: {"text": "a", "sampling_params": _patterns(count)}, 100, 1_000),
+    "stop patterns": ("/generate", lambda count: {"text": "a", "sampling_params": _patterns(count)}, 100, 300),
     "stop patterns of a chat": (
         "/v1/chat/completions",
         lambda count: {"messages": _say(1), **_patterns(count)},
         100,
-        1_000,
+        300,
     ),
-    "stop patterns of a completion": ("/v1/completions", lambda count: {"prompt": "a", **_patterns(count)}, 100, 1_000),
+    "stop patterns of a completion": ("/v1/completions", lambda count: {"prompt": "a", **_patterns(count)}, 100, 300),
     "a prompt": ("/v1/completions", lambda count: {"prompt": "a" * count}, 3_000, 300_000),
     "messages": ("/v1/chat/completions", lambda count: {"messages": _say(count)}, 1_000, 4_000),
     "parts": ("/v1/chat/completions", lambda count: {"messages": _parts(count)}, 1_000, 4_000),
-    "tools": ("/v1/chat/completions", lambda count: {"messages": _say(1), "tools": _tools(count)}, 12, 120),
+    "tools": ("/v1/chat/completions", lambda count: {"messages": _say(1), "tools": _tools(count), **ONE}, 12, 120),
     "items": ("/v1/responses", lambda count: {"input": _say(count)}, 1_000, 4_000),
     "Anthropic's messages": (
         "/v1/messages",
@@ -72,7 +75,7 @@ CASES: dict[str, tuple[str, Body, int, int]] = {
     "Ollama's messages": ("/api/chat", lambda count: {"messages": _say(count), "stream": False, **MODEL}, 1_000, 4_000),
     "a text to tokenize": ("/tokenize", lambda count: {"prompt": "a" * count}, 3_000, 300_000),
     "messages to tokenize": ("/tokenize", lambda count: {"messages": _say(count)}, 1_000, 4_000),
-    "tokens to decode": ("/detokenize", lambda count: {"tokens": [97] * count}, 3_000, 300_000),
+    "tokens to decode": ("/detokenize", lambda count: {"tokens": [97] * count}, 3_000, 30_000),
     "a text to embed": ("/v1/embeddings", lambda count: {"input": "a" * count}, 3_000, 300_000),
     "an output with calls": (
         "/parse_function_call",
@@ -86,13 +89,13 @@ CASES: dict[str, tuple[str, Body, int, int]] = {
         300,
         30_000,
     ),
-    "log-probabilities of a prompt": ("/generate", _scored, 200, 2_000),
-    "the same of a stream": ("/generate", lambda count: {**_scored(count), "stream": True}, 200, 2_000),
+    "log-probabilities of a prompt": ("/generate", _scored, 200, 1_200),
+    "the same of a stream": ("/generate", lambda count: {**_scored(count), "stream": True}, 200, 1_200),
     "an echoed prompt": (
         "/v1/completions",
         lambda count: {"prompt": "a" * count, "echo": True, "logprobs": 5, "max_tokens": 1},
-        500,
-        2_000,
+        200,
+        1_200,
     ),
 }
 

@@ -143,15 +143,6 @@ def test_a_model_is_pulled_served_and_removed_by_its_name(default_model_source, 
     assert default_model_source.path.exists()
 
 
-def test_a_server_is_listed_and_stopped_by_name(tmp_path):
-    with ServerProcess() as server:
-        place = server.wait_ready().url
-        assert place in completed("tureen ps", tmp_path).stdout
-        assert completed(f"tureen stop {place.rsplit(':', 1)[1]}", tmp_path).returncode == 0
-        assert server.process.wait(TIMEOUT_S) == 0
-        assert place not in completed("tureen ps", tmp_path).stdout
-
-
 def test_the_tutorial_s_file_of_settings_gives_keys_to_clients(tmp_path, monkeypatch):
     done = completed(block_with("tutorial.md", "cat > keys.txt"), tmp_path)
     assert done.returncode == 0, done.stderr

@@ -132,18 +132,14 @@ def test_a_unix_socket_is_asked_by_its_path(default_model_source, tmp_path):
         assert json.loads(run(block.partition("\n")[2], tmp_path))["data"]
 
 
-def test_two_fronts_answer_and_are_listed(default_model_source, tmp_path):
+def test_two_fronts_are_listed_and_answer_with_a_template_of_the_page(default_model_source, tmp_path):
     block = block_with("scaling.md", "--api-workers 2 &")
-    with ServerProcess(*flags_of(block)) as server:
+    (tmp_path / "mine.json").write_text(block_with("chat.md", '"name": "my_model"'))
+    with ServerProcess(*flags_of(block), "--chat-template", str(tmp_path / "mine.json")) as server:
         [status] = commands(block, server.wait_ready())
         assert len(json.loads(run(status.replace("curl ", "curl -s "), tmp_path))["fronts"]) == 2
-
-
-def test_a_template_of_the_page_is_that_of_chats(default_model_source, tmp_path):
-    (tmp_path / "mine.json").write_text(block_with("chat.md", '"name": "my_model"'))
-    with ServerProcess("--chat-template", str(tmp_path / "mine.json")) as server:
         body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-        answer = httpx.post(f"{server.wait_ready().url}/v1/chat/completions", json=body, timeout=120).json()
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
 

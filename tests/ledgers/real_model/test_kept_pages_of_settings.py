@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import httpx
 import pytest
-from server_process import ServerProcess, metric
+from server_process import ServerProcess
+
+import tureen
 
 GUARDS = ("tiers", "cache", "storage", "replicas")
 
 
 PROMPT = "The Amazon is a river in South America. " * 12 + "Its mouth lies in"
+PARAMS = {"temperature": 0, "max_new_tokens": 12}
 
 
-def _ask(server: ServerProcess, text: str = PROMPT, **fields):
-    body = {"text": text, "sampling_params": {"temperature": 0, "max_new_tokens": 12}, **fields}
-    answer = httpx.post(f"{server.url}/generate", json=body).raise_for_status().json()
+def _engine(folder: Path, **settings) -> tureen.Engine:
+    """Start an engine in this process: it keeps pages as a server does."""
+    return tureen.Engine(engine="thread", num_threads=1, kv_disk=str(folder), **settings)
+
+
+def _asked(engine: tureen.Engine, **fields):
+    return _facts(engine.generate(PROMPT, PARAMS, **fields))
+
+
+def _ask(server: ServerProcess):
+    body = {"text": PROMPT, "sampling_params": PARAMS}
+    return _facts(httpx.post(f"{server.url}/generate", json=body).raise_for_status().json())
+
+
+def _facts(answer: dict) -> tuple[str, int, int]:
     info = answer["meta_info"]
     return answer["text"], info["cached_tokens"], info["prompt_tokens"]
-
-
-def _pages(folder: Path) -> list[Path]:
-    return [path for path in (folder / "pages").rglob("*") if path.is_file() and path.name != "usage"]
 
 
 @pytest.fixture(scope="module")
@@ -34,78 +46,54 @@ def folder(tmp_path_factory, default_model_source) -> Path:
 
 @pytest.fixture(scope="module")
 def first(folder) -> str:
-    with ServerProcess("--kv-disk", str(folder)) as server:
-        text, num_cached, _ = _ask(server.wait_ready())
+    with _engine(folder) as engine:
+        text, num_cached, _ = _asked(engine)
         assert num_cached == 0
     return text
 
 
-def test_a_prompt_comes_back_after_a_restart_and_a_damaged_page_is_computed(folder, first):
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()} == {0o600}
-    with ServerProcess("--kv-disk", str(folder)) as server:
-        text, num_cached, num_prompt = _ask(server.wait_ready())
-        assert text == first
-        assert num_prompt - 16 <= num_cached < num_prompt
-        assert metric(server.url, "sglang:kv_disk_loaded_pages_total") == num_cached // 16
-        assert _ask(server, cache_salt="another")[:2] == (first, 0)
-        [model] = httpx.get(f"{server.url}/status").json()["models"]
-        assert model["kv_disk"]["total_loaded"] == num_cached // 16
-    for path in _pages(folder):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    with ServerProcess("--kv-disk", str(folder)) as server:
-        assert _ask(server.wait_ready())[:2] == (first, 0)
-        assert metric(server.url, "sglang:kv_disk_damaged_pages_total") == 1
-
-
 @pytest.mark.parametrize(
-    "other", [("--kv-cache-dtype", "int8"), ("--activations", "int8"), ("--page-size", "32"), ("--dtype", "bfloat16")]
+    "other",
+    [{"kv_cache_dtype": "int8"}, {"activations": "int8"}, {"page_size": 32}, {"dtype": "bfloat16"}],
+    ids=lambda other: next(iter(other)),
 )
 def test_pages_of_other_settings_are_not_found(folder, first, other):
-    with ServerProcess("--kv-disk", str(folder), *other) as server:
-        assert _ask(server.wait_ready())[1] == 0
+    with _engine(folder, **other) as engine:
+        assert _asked(engine)[1] == 0
+
+
+def test_a_prompt_comes_back_after_a_restart_and_a_damaged_page_is_computed(folder, first, tmp_path):
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()} == {0o600}
+    with _engine(folder) as engine:
+        text, num_cached, num_prompt = _asked(engine)
+        assert text == first
+        assert num_prompt - 16 <= num_cached < num_prompt
+        assert _asked(engine, cache_salt="another")[:2] == (first, 0)
+    damaged = shutil.copytree(folder, tmp_path / "kv")
+    for path in (damaged / "pages").rglob("*"):
+        if path.is_file() and path.name != "usage":
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+    with _engine(damaged) as engine:
+        assert _asked(engine)[:2] == (first, 0)
 
 
 def test_whatever_a_killed_server_has_written_can_be_used(tmp_path, first):
     with ServerProcess("--kv-disk", str(tmp_path / "kv")) as server:
         assert _ask(server.wait_ready())[0] == first
         os.kill(server.process.pid, 9)
-    with ServerProcess("--kv-disk", str(tmp_path / "kv")) as server:
-        assert _ask(server.wait_ready())[0] == first
+    with _engine(tmp_path / "kv") as engine:
+        assert _asked(engine)[0] == first
 
 
-def test_replicas_share_what_they_keep(tmp_path, first):
-    both = ("--kv-disk", str(tmp_path / "kv"), "--replicas", "2")
-    with ServerProcess(*both) as server:
-        assert _ask(server.wait_ready())[0] == first
-    with ServerProcess(*both) as server:
+def test_replicas_share_what_they_keep(folder, first):
+    """Each finds what an engine without replicas has kept."""
+    with ServerProcess("--kv-disk", str(folder), "--replicas", "2") as server:
         server.wait_ready()
-        for drained in ("0", "1"):  # each replica finds it
+        for drained in ("0", "1"):
             httpx.post(f"{server.url}/replicas/drain", json={"replica": int(drained)}).raise_for_status()
             text, num_cached, num_prompt = _ask(server)
             assert (text, num_cached >= num_prompt - 16) == (first, True)
             httpx.post(f"{server.url}/replicas/undrain", json={"replica": int(drained)}).raise_for_status()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--disable-radix-cache",), "--kv-disk needs the prefix cache"),
-        (("--kv-disk-size", "1000"), "less than one page"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_the_start(tmp_path, default_model_source, flags, message):
-    server = ServerProcess("--kv-disk", str(tmp_path / "kv"), *flags)
-    assert server.process.wait() != 0
-    server.stop()
-    assert message in server.output
-
-
-def test_a_folder_that_others_may_read_is_refused(tmp_path, default_model_source):
-    (tmp_path / "kv").mkdir(mode=0o755)
-    server = ServerProcess("--kv-disk", str(tmp_path / "kv"))
-    assert server.process.wait() != 0
-    server.stop()
-    assert "chmod 700" in server.output

@@ -14,7 +14,7 @@ from tureen.http.dialect import ErrorShape
 from tureen.http.errors import error_answer
 from tureen.requests.generation import Output
 from tureen.requests.state import Context
-from tureen.requests.timings import timings
+from tureen.requests.timings import PromptProgress, timings
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -64,6 +64,7 @@ class CompletionAnswer:
         self._output = output
         self._body = body
         self._context = context
+        self._progress = PromptProgress(output)
         self._chars = 0
         self._tokens = 0
 
@@ -81,18 +82,13 @@ class CompletionAnswer:
         )
 
     def new_parts(self) -> Iterator[Answer]:
-        """Yield an event with the new text, and at the end one with what an answer says of the whole output."""
+        """Yield the progress of the prompt, the new text, and at the end an event with what an answer says of the whole
+        output."""
         output = self._output
+        if progress := self._progress.new():
+            yield self._part("", [], 0) | progress
         if len(output.text) > self._chars or (output.finish is None and len(output.token_ids) > self._tokens):
-            part = {
-                "index": output.index,
-                "content": output.text[self._chars :],
-                "tokens": output.token_ids[self._tokens :],
-                "stop": False,
-                "id_slot": -1,
-                "tokens_predicted": len(output.token_ids),
-                "tokens_evaluated": output.usage.prompt_tokens,
-            }
+            part = self._part(output.text[self._chars :], output.token_ids[self._tokens :], len(output.token_ids))
             if self._body.timings_per_token:
                 part["timings"] = timings(self._output)
             part |= self._probabilities(self._tokens)
@@ -102,6 +98,17 @@ class CompletionAnswer:
             rest = self._probabilities(self._tokens) if self._tokens < len(output.token_ids) else {}
             left = {"index": output.index, "content": "", "tokens": output.token_ids[self._tokens :]}
             yield self._picked(left | self._ending() | rest)
+
+    def _part(self, text: str, token_ids: list[int], num_predicted: int) -> Answer:
+        return {
+            "index": self._output.index,
+            "content": text,
+            "tokens": token_ids,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": num_predicted,
+            "tokens_evaluated": self._output.usage.prompt_tokens,
+        }
 
     def _ending(self) -> Answer:
         output, tokenizer = self._output, self._context.tokenizer

@@ -168,6 +168,9 @@ class LlamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
     return_tokens: Annotated[bool, Meta(description="Return the output's token ids.")] = False
     timings_per_token: Annotated[bool, Meta(description="Each event of a stream has timings.")] = False
+    return_progress: Annotated[
+        bool, Meta(description="Events of a stream say how much of a long prompt is computed.")
+    ] = False
     response_fields: Annotated[
         Annotated[list[Annotated[str, Meta(max_length=MAX_PATH_CHARS)]], Meta(max_length=64)] | None,
         Meta(description="Return only these fields; `a/b` is the field b of a."),

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.types import FinishReason, LogprobSpec
+from tureen.contract.types import LogprobSpec
 from tureen.dialects.llamacpp.answer import LLAMA_ERROR, CompletionAnswer, error_object, error_response
 from tureen.dialects.llamacpp.body import (
     DEFAULTS,
@@ -29,13 +29,10 @@ from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body_wi
 from tureen.http.sse import event
 from tureen.requests import planning
 from tureen.requests.drafts import Draft, Options, Plan, plan_of
-from tureen.requests.generation import WHOLE_INTERVAL, Output, Run
+from tureen.requests.generation import TIME_LIMIT, WHOLE_INTERVAL, Output, Run
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.state import ServerState
-
-TIME_LIMIT = "t_max_predict_ms"
-"""The reason with which an output is aborted that has taken too long. Its client sees a limit, not a failure."""
 
 B = TypeVar("B", bound=LlamaOptions)
 
@@ -106,7 +103,8 @@ async def _plan(body: LlamaOptions, payload: dict[str, Any], owner: str, state: 
     sampling = planning.make_sampling(fields, context, names_of(payload), DEFAULTS)
     planning.check_size(len(prompts), [sampling], names[0], context.config)
     logprobs = LogprobSpec(top=body.n_probs, mode="raw") if body.n_probs else None
-    options = Options(adapter=adapter_of(body.model, state), logprobs=logprobs)
+    progress = body.stream and body.return_progress
+    options = Options(adapter=adapter_of(body.model, state), logprobs=logprobs, reports_progress=progress)
     count = len(prompts)
     draft = Draft(
         prompts=prompts,
@@ -128,9 +126,7 @@ async def _updates(run: Run, body: LlamaOptions, state: ServerState) -> AsyncGen
         async for output in updates:
             is_new_line = has_limit and output.text.find("\n", num_read[output.index]) >= 0
             num_read[output.index] = len(output.text)
-            if output.finish is not None and output.finish.reason == TIME_LIMIT:
-                output.finish = FinishReason(type="length", length=len(output.token_ids))
-            elif is_new_line and output.finish is None and _is_late(output, body.t_max_predict_ms):
+            if is_new_line and output.finish is None and _is_late(output, body.t_max_predict_ms):
                 state.client.abort(output.request.id, TIME_LIMIT)
             check_complete(output)
             yield output

@@ -274,7 +274,7 @@ async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *
     fields, names = _sampling(body, payload)
     count = body.best_of or body.n
     defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
-    sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
+    sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults, as_recommended=False)
     if (body.best_of or 1) > 1 and sampling.params.is_greedy:
         raise InvalidRequest("best_of needs a temperature above 0: greedy outputs are all equal", field="best_of")
     [ids] = await tokenize([body.prompt], ["prompt"], context)

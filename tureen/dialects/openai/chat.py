@@ -84,6 +84,7 @@ class GrowingChoice:
         self.output = output
         self._body = body
         self._tokens = ChoiceTokens(output, body, context)
+        self.progress = self._tokens.progress
         self._names = TokenNames(body, context)
         self.num_reasoning = 0  # known at the end
         self._reading = plan.reading
@@ -224,10 +225,12 @@ async def _chunks(
             if output.finish is not None:  # read before all yields: outputs grow while chunks wait to be sent
                 ended.add(output.index)
                 choice.end()
-            if output.index not in begun:
+            progress = choice.progress.new()
+            if output.index not in begun or progress:
+                opening = choice.chunk({}) if output.index in begun else choice.first_chunk()
+                about_prompt = {} if begun else token_fields.of_answer(output, body, context)
                 begun.add(output.index)
-                about_prompt = token_fields.of_answer(output, body, context) if len(begun) == 1 else {}
-                yield chunk(choice.first_chunk()) | about_prompt
+                yield chunk(opening) | about_prompt | progress
             for part in choice.sendable(event.parts, has_ended=output.index in ended):
                 yield chunk(choice.chunk(choice.delta(part)))
             if output.index in ended:

@@ -281,6 +281,7 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         processor=openai_fields.processor(body, state),
         return_effective=body.return_effective,
         explain=body.explain,
+        reports_progress=body.stream and body.return_progress,
         rid=name,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,

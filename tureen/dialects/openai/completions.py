@@ -182,6 +182,7 @@ async def _plan(
         processor=processor,
         return_effective=body.return_effective,
         explain=body.explain,
+        reports_progress=body.stream and body.return_progress,
         cache_salt=salt_of(body.cache_salt, body.extra_key),
         priority=body.priority,
         deadline_ms=body.deadline_ms,
@@ -244,6 +245,7 @@ class GrowingText:
         self._body = body
         self._context = context
         self._tokens = ChoiceTokens(output, body, context)
+        self.progress = self._tokens.progress
         self._names = TokenNames(body, context)
         self._tokenizer = context.tokenizer
         self._params = msgspec.structs.replace(output.request.params, stop=(), stop_regex=())
@@ -352,11 +354,13 @@ async def _chunks(
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             text = texts[event.output.index]
-            if text.has_news:
+            progress = text.progress.new()
+            if text.has_news or progress:
                 so_far = usage.so_far()
                 choice = await text.offloaded()
                 notes = openai_answer.metadata(body, context) if choice["finish_reason"] is not None else {}
-                yield head | {"choices": [choice]} | so_far | token_fields.timings_of(event.output, body) | notes
+                notes |= token_fields.timings_of(event.output, body) | progress
+                yield head | {"choices": [choice]} | so_far | notes
     if more := token_fields.extension(run.outputs[0], body):
         yield head | {"choices": []} | more
     if usage.at_end:

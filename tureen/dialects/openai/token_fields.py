@@ -26,7 +26,7 @@ from tureen.requests.generation import Output
 from tureen.requests.prompts import shown_ids
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS, CacheKey, Explain
 from tureen.requests.state import Context
-from tureen.requests.timings import timings
+from tureen.requests.timings import PromptProgress, timings
 
 NO_PICTURES = "prompt_logprobs: pictures have no log-probabilities; leave it out"
 
@@ -77,6 +77,9 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = False
     timings_per_token: Annotated[
         bool, Meta(description="Return llama.cpp's timings, in streams with every chunk of a choice.")
+    ] = False
+    return_progress: Annotated[
+        bool, Meta(description="Chunks of a stream say how much of a long prompt is computed, as llama.cpp's do.")
     ] = False
     return_meta_info: Annotated[bool, Meta(description="Each choice has `meta_info`, as in answers of /generate.")] = (
         False
@@ -255,6 +258,7 @@ class ChoiceTokens:
         self._context = context
         self._num_sent = 0
         self._explained = Explained(context)
+        self.progress = PromptProgress(output)
 
     def first(self) -> Answer:
         """Returns the fields about the prompt, for the first chunk."""

@@ -469,7 +469,8 @@ def _options(
             explain=body.explain,
             cache_salt=salt_of(fields["cache_salt"][index] or "", fields["extra_key"][index]),
             priority=body.priority,
-            **limits,
+            deadline_ms=limits["deadline_ms"],
+            ttft_deadline_ms=limits["ttft_deadline_ms"],
         )
         for index in range(len(resolved))
     ]

@@ -27,7 +27,7 @@ from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.kinds import check_kind
 from tureen.requests.offload import offload
 from tureen.requests.pairs import Pair
-from tureen.requests.prompts import Texts
+from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, rank
 from tureen.requests.shared_fields import MAX_INPUTS, Inputs
 from tureen.requests.state import ServerState
@@ -188,7 +188,7 @@ def _entry(
 
 
 def error_response(error: TureenError) -> Response:
-    """Return an error as an answer with TEI's body and status."""
+    """Return an error as an answer with TEI's body and status. TEI has no field for the name of the wrong field."""
     status = error.status
     if error.code in WRONG_MODEL:
         status = 424
@@ -197,7 +197,9 @@ def error_response(error: TureenError) -> Response:
     elif status == 500:
         status = 424
     kind = ERROR_TYPES.get(status, "validation" if status < 500 else "unhealthy")
-    return error_answer(error, {"error": error.message, "error_type": kind}, status)
+    is_named = error.field is None or error.field in error.message
+    message = error.message if is_named else f"{error.field}: {error.message}"
+    return error_answer(error, {"error": message, "error_type": kind}, status)
 
 
 async def _read(request: Request, kind: type[B], table: str, state: ServerState) -> B:
@@ -206,9 +208,9 @@ async def _read(request: Request, kind: type[B], table: str, state: ServerState)
 
     state.check_accepting()
     body = await read_body_with(request, read)
-    how = body.parameters if isinstance(body, TeiSimilarityBody) else body
+    how, inside = (body.parameters, "parameters.") if isinstance(body, TeiSimilarityBody) else (body, "")
     if how.truncate and how.truncation_direction.lower() == "left":
-        field = "truncation_direction"
+        field = f"{inside}truncation_direction"
         raise InvalidRequest(f"{field} must be Right with truncate: true, got {how.truncation_direction}", field=field)
     return body
 
@@ -255,10 +257,11 @@ def facts(state: ServerState) -> dict[str, Any]:
 
 
 async def _similarity(body: TeiSimilarityBody, requester: Requester, state: ServerState) -> list[float]:
-    texts: Inputs = [body.inputs.source_sentence, *body.inputs.sentences]
-    how = body.parameters
-    whole = TeiEmbedBody(inputs=texts, prompt_name=how.prompt_name, truncate=how.truncate)
-    source, *vectors = await _embed(whole, requester, state)
+    check_kind(state.context.info, "embedder", "generator")
+    names = ["inputs.source_sentence", *(f"inputs.sentences[{index}]" for index in range(len(body.inputs.sentences)))]
+    inputs = Texts([body.inputs.source_sentence, *body.inputs.sentences], names)
+    how = TeiEmbedBody(inputs="", **msgspec.structs.asdict(body.parameters))
+    source, *vectors = await _vectors(inputs, names, how, "parameters.prompt_name", requester, state)
     return await offload.run(sum(map(len, vectors)), lambda: (np.array(vectors) @ np.array(source)).tolist())
 
 
@@ -270,8 +273,22 @@ async def _embed(body: TeiEmbedBody, requester: Requester, state: ServerState) -
         body.inputs, "inputs", state.context, max_prompts=MAX_INPUTS, may_be_cut=body.truncate
     )
     waves.check_count(len(names), "inputs")
+    return await _vectors(inputs, names, body, "prompt_name", requester, state)
+
+
+async def _vectors(
+    inputs: Texts | list[Prompt],
+    names: Sequence[str],
+    body: TeiEmbedBody,
+    prompt_field: str,
+    requester: Requester,
+    state: ServerState,
+) -> list[list[float]]:
+    """Return the embeddings of inputs, as `body` asks for them. `names`: what errors call each; `prompt_field`: what
+    they call prompt_name."""
+    info = state.context.info
     if body.prompt_name is not None:
-        before = embedding.prompt_text(body.prompt_name, info)
+        before = embedding.prompt_text(body.prompt_name, info, prompt_field)
         if not isinstance(inputs, Texts):
             raise InvalidRequest(
                 "prompt_name goes with texts, and inputs has token ids; leave it out", field="prompt_name"

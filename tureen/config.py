@@ -53,7 +53,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = DEFAULT_MODEL
     models: Annotated[tuple[dict[str, Any], ...], _meta("model", "Tables [[models]]: docs/several-models.md.")] = ()
-    models_memory: Annotated[Positive | None, _meta("model", "Most bytes of several models together.")] = None
+    models_memory: Annotated[Positive | None, _meta("model", "Maximum bytes of all models together.")] = None
     tokenizer_path: Annotated[
         str | None, _meta("model PATH", "Folder or tokenizer.json to use in place of the model's own.")
     ] = None
@@ -62,7 +62,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta(
             "model NAME_OR_FILE",
             "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, llama-2, a .jinja file, or a .json file "
-            "as SGLang has it. Default: the model's own, "
+            "in SGLang's format. Default: the model's own, "
             "else chatml where its tokenizer has <|im_start|>. /generate takes prompts as they are.",
         ),
     ] = None
@@ -82,7 +82,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str, _meta("model NAME", "Marks of reasoning: qwen3, deepseek-r1, mistral, … or none. auto = by the template.")
     ] = "auto"
     served_model_name: Annotated[
-        str | None, _meta("model NAME", "Name of the model in answers and lists. Default: as tureen list.")
+        str | None, _meta("model NAME", "Name of the model in answers and lists. Default: as in tureen list.")
     ] = None
     revision: Annotated[str | None, _meta("model REVISION", "Branch, tag or commit of a hub model.")] = None
     download_dir: Annotated[
@@ -123,7 +123,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "native", "torch", "tree"],
         _meta(
             "model",
-            "What computes on a CPU: native = tureen's own kernels. auto = native if they were built. tree = torch, "
+            "CPU kernels: native = tureen's own. auto = native if they were built. tree = torch, "
             "in the order of --tensor-parallel-size: the same tokens with one rank as with several.",
         ),
     ] = "auto"
@@ -182,7 +182,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     max_client_requests: Annotated[
         Positive | None,
-        _meta("access", "Most running requests of one client (API key or certificate); further ones get 429."),
+        _meta("access", "Maximum running requests of one client (API key or certificate); further ones get 429."),
     ] = None
     client_tokens_per_minute: Annotated[
         Positive | None,
@@ -235,7 +235,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        _meta("access NAME", "Host name by which clients without a key may call; * = any. May be repeated."),
+        _meta("access NAME", "Host name for clients without a key; * = any. May be repeated."),
     ] = ()
     profile_dir: Annotated[
         str | None,
@@ -266,23 +266,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("server", "HTTP processes over the same engines: docs/scaling.md.", ge=1, le=64)
     ] = 1
     min_replicas: Annotated[
-        Positive | None, _meta("server", "Minimum of engines; below --replicas, idle ones are stopped.")
+        Positive | None, _meta("server", "Minimum engines; below --replicas, idle ones are stopped.")
     ] = None
     max_replicas: Annotated[
-        Positive | None, _meta("server", "Maximum of engines; above --replicas, more start under load.")
+        Positive | None, _meta("server", "Maximum engines; above --replicas, more start under load.")
     ] = None
     replica_target_tokens: Annotated[
-        int, _meta("server TOKENS", "Start one more engine above this number of queued tokens an engine.", ge=1)
+        int, _meta("server TOKENS", "Start one more engine above this number of queued tokens per engine.", ge=1)
     ] = 16384
     prefill_replicas: Annotated[
         int, _meta("server", "Number of --replicas that compute long prompts for the others: docs/scaling.md.", ge=0)
     ] = 0
     prefill_min_tokens: Annotated[
         int,
-        _meta("server TOKENS", "Uncached tokens from which a prompt is long: see --prefill-replicas.", ge=1),
+        _meta("server TOKENS", "Minimum uncached tokens of a long prompt: see --prefill-replicas.", ge=1),
     ] = 256
     replica_tls_cert: Annotated[
-        str | None, _meta("access FILE", "PEM file with the certificate that engines on other machines are shown.")
+        str | None, _meta("access FILE", "PEM file with the server's certificate for engines on other machines.")
     ] = None
     replica_tls_key: Annotated[
         str | None, _meta("access FILE", "PEM file with the private key of --replica-tls-cert.")
@@ -298,7 +298,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _meta("server", "An engine or front that is stopped or gets no CPU for this time is replaced.", ge=0),
     ] = 30.0
-    max_sessions: Annotated[int, _meta("server", "Most open sessions; one client may have half.", ge=1)] = 1024
+    max_sessions: Annotated[int, _meta("server", "Maximum open sessions; one client may have half.", ge=1)] = 1024
     session_timeout_s: Annotated[float, _meta("server", "Idle time after which a session is closed.", gt=0)] = 3600.0
     sessions_db: Annotated[
         str | None,
@@ -313,7 +313,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("server", "Idle time after which a durable session is deleted.", alias="--sessions-ttl", gt=0),
     ] = 30 * 86400.0
     sessions_max_tokens: Annotated[
-        int, _meta("server TOKENS", "Most tokens in the durable sessions of one client.", ge=1)
+        int, _meta("server TOKENS", "Maximum tokens in one client's durable sessions.", ge=1)
     ] = 1 << 22
     resume_grace_s: Annotated[
         float, _meta("server", "Time that a stream continues without its client.", alias="--resume-grace", ge=0)
@@ -330,7 +330,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     max_batch_bytes: Annotated[
-        int, _meta("server", "Most bytes of files, answers of batches among them, that one client may keep.", ge=1)
+        int, _meta("server", "Maximum bytes of one client's files, including answers of batches.", ge=1)
     ] = 1 << 30
     responses_store: Annotated[
         str | None,
@@ -345,11 +345,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("server", "Time to keep a response after its last use.", alias="--responses-ttl", gt=0),
     ] = 30 * 86400.0
     responses_max_mib: Annotated[
-        int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
+        int, _meta("server", "Maximum MiB of --responses-store; beyond it the oldest are deleted.", ge=1)
     ] = 1024
     stream_interval: Annotated[
         Positive | Literal["auto"],
-        _meta("server TOKENS", "Tokens per stream event. auto = 1; what comes in 30 ms while the front is busy."),
+        _meta("server TOKENS", "Tokens per stream event. auto = 1, or those of 30 ms while the front is busy."),
     ] = 1
     strict_model_names: Annotated[
         bool,
@@ -392,11 +392,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("sampling", "CPU seconds that compiling a grammar may take; a slower one is refused.", gt=0)
     ] = 10.0
     regex_unicode: Annotated[
-        bool, _meta("sampling", r"\d, \w, \s, \b of regexes and grammars know all scripts. Default: ASCII only.")
+        bool, _meta("sampling", r"\d, \w, \s, \b of regexes and grammars match all scripts. Default: ASCII only.")
     ] = False
     sampling_defaults: Annotated[
         Literal["model", "openai"],
-        _meta("sampling", "What is not sent on chats' routes: as the model's authors recommend, or as documented."),
+        _meta("sampling", "Default parameters of chats: the model's authors' advice, or the documented ones."),
     ] = "model"
     preferred_sampling_params: Annotated[
         str | None, _meta("sampling JSON", "JSON object: sampling parameters of requests that do not set them.")
@@ -405,18 +405,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int | None,
         _meta(
             "sampling SEED",
-            "Seed of the seeds of requests without one, so that the same requests in the same order get the same "
-            "answers. Default: others at each start.",
+            "Seed from which requests without a seed get theirs: the same requests in the same order get the same "
+            "answers. Default: random.",
         ),
     ] = None
     max_iter_times: Annotated[
         Positive | None,
         _meta("sampling TOKENS", "Largest max_tokens of the MindIE and vLLM dialect. Default: the context length."),
     ] = None
-    max_batch_size: Annotated[int, _meta("sampling", "Most prompts in one body.", ge=1, le=MAX_PROMPTS)] = 128
-    max_n: Annotated[int, _meta("sampling", "Largest n and best_of: samples of a prompt.", ge=1, le=MAX_N)] = 128
+    max_batch_size: Annotated[int, _meta("sampling", "Maximum prompts in one body.", ge=1, le=MAX_PROMPTS)] = 128
+    max_n: Annotated[int, _meta("sampling", "Maximum n and best_of: samples of a prompt.", ge=1, le=MAX_N)] = 128
     max_stop_strings: Annotated[
-        int, _meta("sampling", "Most entries of stop, and of stop_regex.", ge=1, le=MAX_STOPS)
+        int, _meta("sampling", "Maximum entries of stop, and of stop_regex.", ge=1, le=MAX_STOPS)
     ] = 64
     mindie_full_text: Annotated[
         bool, _meta("server", "MindIE dialect: each piece of a stream holds the whole text so far.")
@@ -426,14 +426,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     context_length: Annotated[
-        Positive | None, _meta("scheduling TOKENS", "Most tokens of prompt and output. Default: the model's own.")
+        Positive | None, _meta("scheduling TOKENS", "Maximum tokens of prompt and output. Default: the model's own.")
     ] = None
     max_total_tokens: Annotated[
         Positive | None,
         _meta("scheduling TOKENS", "Size of the KV cache in tokens. Default: computed from free memory."),
     ] = None
     helper_memory_mib: Annotated[
-        Positive | None, _meta("scheduling", "Most MiB of all helper processes together. Default: a quarter of memory.")
+        Positive | None, _meta("scheduling", "Maximum MiB of all helper processes. Default: a quarter of memory.")
     ] = None
     mem_fraction_static: Annotated[
         float, _meta("scheduling SHARE", "Share of free device memory the KV cache may take.", gt=0, lt=1)
@@ -443,13 +443,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("scheduling", "Type of the KV cache. auto = int16 with native kernels, --dtype with torch."),
     ] = "auto"
     page_size: Annotated[int, _meta("scheduling TOKENS", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
-    max_running_requests: Annotated[int, _meta("scheduling", "Most sequences in a batch.", ge=1, le=4096)] = 64
-    max_queued_requests: Annotated[int, _meta("scheduling", "Most waiting requests; the next gets 503.", ge=1)] = 1024
+    max_running_requests: Annotated[int, _meta("scheduling", "Maximum sequences in a batch.", ge=1, le=4096)] = 64
+    max_queued_requests: Annotated[int, _meta("scheduling", "Limit of waiting requests; more get 503.", ge=1)] = 1024
     chunked_prefill_size: Annotated[
         int,
         _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),
     ] = 512
-    speculative: Annotated[bool, _meta("scheduling", "Guess tokens that repeat, when that is faster.")] = True
+    speculative: Annotated[bool, _meta("scheduling", "Guess repeating tokens if that is faster.")] = True
     schedule_policy: Annotated[
         Literal["fair", "fcfs", "lpm"],
         _meta(
@@ -464,11 +464,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kv_disk: Annotated[
         str | None, _meta("scheduling PATH", "Folder that keeps pages of the KV cache; created if absent.")
     ] = None
-    kv_disk_size: Annotated[int, _meta("scheduling BYTES", "Most bytes of KV pages in --kv-disk.", ge=1)] = 10 << 30
+    kv_disk_size: Annotated[int, _meta("scheduling BYTES", "Maximum bytes of KV pages in --kv-disk.", ge=1)] = 10 << 30
     disable_radix_cache: Annotated[bool, _meta("scheduling", "Do not reuse the KV cache of equal prefixes.")] = False
 
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _meta("logging", "Lowest level that is logged.")
+        Literal["debug", "info", "warning", "error"], _meta("logging", "Minimum level of log messages.")
     ] = "info"
     log_format: Annotated[Literal["text", "json"], _meta("logging", "Lines for people, or one JSON object a line.")] = (
         "text"

@@ -10,9 +10,10 @@ from byte_tokenizer import EOS, VOCAB_SIZE
 from fake_engine import CONTEXT_LEN, HIDDEN_SIZE, make_request
 from fake_hidden_states import fake_hidden
 
-from tureen.contract.types import OutputDelta
+from tureen.contract.types import FinishReason, OutputDelta, Usage
 from tureen.dialects.openai.token_fields import timing
 from tureen.requests import generation
+from tureen.requests.timings import PromptProgress
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ROUTES = [CHAT, TEXT]
@@ -391,6 +392,31 @@ def test_a_stream_says_how_much_of_its_prompt_is_computed_before_its_first_token
         [last] = [one for one in stream(app, route, said, return_progress=True) if "prompt_progress" in one]
         assert {**last["prompt_progress"], "time_ms": 0} == {"total": 100, "cache": 96, "processed": 100, "time_ms": 0}
         assert "prompt_progress" not in ask(app, route, said, return_progress=True)
+
+
+def test_progress_leaves_the_echoed_prompt_and_its_log_probabilities_to_the_first_token():
+    fields = {"echo": True, "logprobs": 1, "return_token_ids": True}
+    with App(chunked_prefill_size=32) as app:
+        plain = stream(app, TEXT, "say:" + "h" * 96, **fields)
+        app.post("/flush_cache")
+        chunks = stream(app, TEXT, "say:" + "h" * 96, return_progress=True, **fields)
+    begun = [chunk for chunk in chunks if any(choice["logprobs"] for choice in chunk["choices"])]
+    assert len(begun) == len(chunks) - 3
+    assert [chunk["choices"] for chunk in begun] == [chunk["choices"] for chunk in plain]
+
+
+def test_an_aborted_request_does_not_report_that_the_rest_of_its_prompt_is_computed():
+    output = generation.Output(make_request("r", "a" * 9, reports_progress=True), 0, "r")
+    progress = PromptProgress(output)
+    output.add(OutputDelta("r", usage=Usage(9, 0, 0, computed_tokens=4)))
+    assert progress.new()["prompt_progress"]["processed"] == 4
+    output.add(OutputDelta("r", usage=Usage(9, 0, 0), finish=FinishReason(type="abort", reason="client")))
+    assert progress.new() == {}
+
+
+def test_responses_report_that_they_say_nothing_of_progress(app: App):
+    response = app.post("/v1/responses", input="say:h", max_output_tokens=2, stream=True, return_progress=True)
+    assert response.headers["x-tureen-ignored"] == "return_progress"
 
 
 def text_of(chunk: dict) -> str:

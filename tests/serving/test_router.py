@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 import resumable_requests
@@ -11,6 +12,7 @@ from resumable_requests import request
 from stepped_host import answers_undisturbed
 from stepped_replicas import Worlds
 
+from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import GenerateRequest
 from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
@@ -96,6 +98,28 @@ def test_two_replicas_share_the_work_and_answer_as_one_engine_does(undisturbed):
     assert answers == undisturbed
     assert min(shares) >= 5
     assert (loads, num_live) == ([0, 0], 0)
+
+
+def test_progress_of_a_prompt_is_no_output():
+    """Until its first token, a request's prompt is work of its replica, and replicas with other weights may take it."""
+
+    async def scenario():
+        worlds = await Worlds(1, partial(make_engine, Config(chunked_prefill_size=16))).start()
+        worlds.submit(request("long", "a" * 40, tokens=4, reports_progress=True))
+        seen = []
+        for _ in range(4):
+            await worlds.turns(1)
+            [replica] = worlds.client.replicas
+            [passage] = replica.passages.values()
+            seen.append((sum(len(delta.token_ids) for delta in worlds.deltas["long"]), replica.load, passage.hardware))
+        await worlds.finish()
+        await worlds.close()
+        return seen
+
+    before, *_, after = asyncio.run(scenario())
+    assert before == (0, 44, [])
+    assert after[:2] == (2, 2)
+    assert after[2]
 
 
 @pytest.mark.parametrize("turn", range(16))

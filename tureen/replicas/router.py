@@ -191,8 +191,9 @@ class Router:
         try:
             async with contextlib.aclosing(replica.client.generate(rest, interval, watch)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
-                    passage.note(len(delta.token_ids))
-                    passage.weights, passage.hardware = replica.weights, hardware
+                    if delta.token_ids or delta.finish is not None:  # not: progress of the prompt
+                        passage.note(len(delta.token_ids))
+                        passage.weights, passage.hardware = replica.weights, hardware
                     new = passage.live.take(delta)
                     if new is None:
                         continue

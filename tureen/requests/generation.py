@@ -314,7 +314,8 @@ class Run:
 
     async def updates(self, interval: int | None = None) -> AsyncGenerator[Output, None]:
         """Yields an output at its first token, after every `interval` further tokens and at its end; None = the
-        interval of the request or else of the server. Closing the generator aborts unfinished requests.
+        interval of the request or else of the server. Also yields it after each part of its prompt, if the request asks
+        for progress. Closing the generator aborts unfinished requests.
 
         Raises the TureenError of the first request that fails, TooManyRequests for a client whose quota has too few
         tokens left.

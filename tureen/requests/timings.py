@@ -34,7 +34,8 @@ class PromptProgress:
         """Returns the field of an event, if more of the prompt is computed than the last one said."""
         output = self._output
         total = output.usage.prompt_tokens
-        num_computed = total if output.token_ids or output.finish else output.usage.computed_tokens
+        has_ended = output.finish is not None and output.finish.type != "abort"
+        num_computed = total if output.token_ids or has_ended else output.usage.computed_tokens
         if not output.request.reports_progress or num_computed <= self._num_reported:
             return {}
         self._num_reported = num_computed

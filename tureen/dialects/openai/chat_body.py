@@ -15,7 +15,7 @@ from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, TokenLimit, TopOrAll
-from tureen.dialects.openai.token_fields import TokenBody
+from tureen.dialects.openai.token_fields import ReturnProgress, TokenBody
 from tureen.errors import InvalidRequest
 from tureen.media.base import Modality
 from tureen.requests import telling
@@ -174,6 +174,7 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
         bool, Meta(description="Reasoning comes as reasoning_content; false = it stays in the content.")
     ] = True
     include_reasoning: IncludeReasoning = True
+    return_progress: ReturnProgress = False
     stream_reasoning: Annotated[
         bool, Meta(description="false: a stream has the reasoning in one piece, when it is complete.")
     ] = True

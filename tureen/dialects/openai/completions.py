@@ -22,7 +22,7 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage
 from tureen.dialects.openai.body import TokenLimit, TopOrAll
-from tureen.dialects.openai.token_fields import ChoiceTokens, TokenBody, TokenNames
+from tureen.dialects.openai.token_fields import ChoiceTokens, ReturnProgress, TokenBody, TokenNames
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.requests import planning, prompts, tokenising
@@ -68,6 +68,7 @@ class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(description="Text after the gap that is filled in, for models with tokens for that (Qwen Coder …)."),
     ] = None
     echo: Annotated[bool, Meta(description="The text begins with the prompt; with logprobs, its tokens' too.")] = False
+    return_progress: ReturnProgress = False
     logprobs: Annotated[
         TopOrAll | None,
         Meta(
@@ -258,7 +259,12 @@ class GrowingText:
     def has_news(self) -> bool:
         """Whether there is text, a finish reason or a first chunk that was not sent."""
         output = self.output
-        return len(output.text) > self._num_chars or output.finish is not None or not self._has_begun
+        is_first = bool(output.token_ids) and not self._has_begun
+        return len(output.text) > self._num_chars or output.finish is not None or is_first
+
+    def nothing(self) -> Answer:
+        """Returns a choice without text, for a chunk before the first token."""
+        return {"index": self.output.index, "text": "", "logprobs": None, "finish_reason": None}
 
     def catch_up(self) -> Answer:
         """Returns a choice with what is new since the last call."""
@@ -357,7 +363,7 @@ async def _chunks(
             progress = text.progress.new()
             if text.has_news or progress:
                 so_far = usage.so_far()
-                choice = await text.offloaded()
+                choice = await text.offloaded() if text.has_news else text.nothing()
                 notes = openai_answer.metadata(body, context) if choice["finish_reason"] is not None else {}
                 notes |= token_fields.timings_of(event.output, body) | progress
                 yield head | {"choices": [choice]} | so_far | notes

@@ -36,6 +36,10 @@ ALL = -1
 MAX_LOGPROBS = 1 << 20
 """Most log-probabilities of an answer that asks for the whole vocabulary; as JSON they take some 50 MB."""
 
+ReturnProgress = Annotated[
+    bool, Meta(description="Chunks of a stream say how much of a long prompt is computed, as llama.cpp's do.")
+]
+
 
 class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields about tokens that chats and completions have."""
@@ -77,9 +81,6 @@ class TokenBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = False
     timings_per_token: Annotated[
         bool, Meta(description="Return llama.cpp's timings, in streams with every chunk of a choice.")
-    ] = False
-    return_progress: Annotated[
-        bool, Meta(description="Chunks of a stream say how much of a long prompt is computed, as llama.cpp's do.")
     ] = False
     return_meta_info: Annotated[bool, Meta(description="Each choice has `meta_info`, as in answers of /generate.")] = (
         False

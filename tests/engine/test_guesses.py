@@ -220,21 +220,42 @@ def test_guesses_do_not_run_from_one_recent_output_into_the_next_nor_come_from_p
     step(1, 0)
     repeated(guesser, (30, 31, 32, 33, 20, 21, 22, 23), (40, 41, 42, 43))
     assert guesser.guess(begun(), 3, 1) == (23,)
-    repeated(guesser, (20, 21), (22, 23, 24))
+    repeated(guesser, (19, 20, 21), (22, 23, 24))
     assert guesser.guess(Repeating((7, 7)), 3, 1) == ()
 
 
 def test_few_recent_outputs_of_few_clients_are_kept_and_of_long_ones_the_end():
     guesser, step = timed_guesser(lambda tokens: tokens)
     step(1, 0)
-    repeated(guesser, range(20, 30), *[(1, 1)] * (RECENT_OUTPUTS - 1), client="kept")
-    repeated(guesser, range(20, 30), *[(1, 1)] * RECENT_OUTPUTS, client="old")
+    repeated(guesser, range(20, 30), *[(1, 1, 1)] * (RECENT_OUTPUTS - 1), client="kept")
+    repeated(guesser, range(20, 30), *[(1, 1, 1)] * RECENT_OUTPUTS, client="old")
     repeated(guesser, [*range(20, 30), *[1] * RECENT_TOKENS], client="long")
     for client, expected_guess in (("kept", (23,)), ("old", ()), ("long", ())):
         assert guesser.guess(begun(client=client), 1, 1) == expected_guess
     for number in range(MAX_CLIENTS):
-        repeated(guesser, (1,), client=str(number))
+        repeated(guesser, (1, 1, 1), client=str(number))
     assert guesser.guess(begun(client="kept"), 1, 1) == ()
+
+
+@pytest.mark.parametrize("short", [(), (1,), (1, 1)])
+def test_outputs_too_short_to_guess_from_take_no_place_of_longer_ones(short):
+    """Embeddings, scores, answers of one word, and requests that ended in the queue."""
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
+    repeated(guesser, range(20, 30), *[short] * RECENT_OUTPUTS)
+    for number in range(MAX_CLIENTS):
+        repeated(guesser, short, client=str(number))
+    assert guesser.guess(begun(), 1, 1) == (23,)
+
+
+def test_a_flushed_engine_has_no_recent_outputs():
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
+    world = World()
+    world.engine.rows.guesser = guesser
+    repeated(guesser, range(20, 30))
+    world.engine.control.flush_cache()
+    assert guesser.guess(begun(), 1, 1) == ()
 
 
 def test_saved_time_is_that_of_the_steps_that_right_guesses_replaced_less_what_the_guesses_took():

@@ -244,6 +244,7 @@ class Engine:
     def _clear(self) -> int:
         """Drops all unused cache entries; returns the number of freed pages."""
         self.preparing.clear()
+        self.rows.clear()
         return self.cache.flush()
 
     def _begin(self, sequence: Sequence) -> None:

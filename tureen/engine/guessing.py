@@ -26,6 +26,7 @@ FIRST_CHANCES = ((16, 0.8), (6, 0.65), (3, 0.5), (2, 0.3))
 TRUST = 4.0  # number of verified guesses that weigh as much as the assumed chance
 FADE = 0.97  # with each drawn token, because an output may begin to repeat itself
 RECENT_OUTPUTS, RECENT_TOKENS = 4, 1024  # of a client: outputs that are kept, and tokens of each
+LEAST_TOKENS = 3  # of an output that is kept: two that match, and one that follows them
 MAX_CLIENTS = 64  # with recent outputs; those whose last output ended longest ago are dropped
 RATE = 0.1  # of the moving averages of times
 DRIFT = 0.001
@@ -114,12 +115,18 @@ class Guesser:
 
     def ended(self, sequence: Sequence) -> None:
         """Keep the end of an output: its client's next ones may repeat it."""
-        space = _space(sequence)
         output = sequence.token_ids[sequence.terms.num_prompt :][-RECENT_TOKENS:]
+        if len(output) < LEAST_TOKENS:
+            return
+        space = _space(sequence)
         recent = self._recent.pop(space, ())
         self._recent[space] = (*recent, output)[-RECENT_OUTPUTS:]
         if len(self._recent) > MAX_CLIENTS:
             del self._recent[next(iter(self._recent))]
+
+    def clear(self) -> None:
+        """Drop the recent outputs."""
+        self._recent.clear()
 
     def _of(self, sequence: Sequence) -> Guesses:
         guesses = self._guesses.get(sequence)

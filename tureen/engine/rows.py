@@ -63,6 +63,11 @@ class RowRunner:
         if self.guesser is not None:
             self.guesser.ended(sequence)
 
+    def clear(self) -> None:
+        """Drops the recent outputs that guesses come from."""
+        if self.guesser is not None:
+            self.guesser.clear()
+
     def close(self) -> None:
         """Closes the tier of stored pages, then the runner."""
         if self._cache.tier is not None:

@@ -221,3 +221,9 @@ def test_no_sampling_option_of_tabbyapi_or_transformers_is_reported_as_ignored()
     names = [name for name in vars(transformers.GenerationConfig()) if not CHANGES_NO_TOKEN.fullmatch(name)]
     acting, beside = acting_fields(), known_options().beside
     assert [name for name in (*TABBY, *names) if folded(name) not in acting and name not in beside] == []
+
+
+@pytest.mark.parametrize("name", ["min_temp", "max_temp"])
+def test_bounds_of_the_temperature_are_refused_because_they_need_no_other_option_in_tabbyapi(app, name):
+    assert post(app, "completions", {name: 1.0}).status_code == 200
+    assert post(app, "completions", {name: 0.5}).status_code == 400

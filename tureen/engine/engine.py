@@ -81,7 +81,7 @@ class EngineTotals:
             total_preemptions=scheduler.num_preemptions,
             total_steps=self.steps,
             step_ms=step_ms,
-            total_saved_s=rows.saved_s,
+            total_saved_s=0.0 if rows.guesser is None else rows.guesser.saved_s,
             is_paused=control.is_paused,
             total_forced_tokens=self.forced_tokens,
             total_guessed_tokens=scheduler.num_guesses,
@@ -315,8 +315,7 @@ class Engine:
         return self._drop(sequence, RowError.of(error))
 
     def _drop(self, sequence: Sequence, error: RowError) -> OutputDelta:
-        """Ends a request whose row failed, and drops the pages that it published. After non-finite numbers, also drops
-        the pages that it reused, because the numbers may come from any page that it read."""
+        """Ends a request whose row failed, and drops its pages: after non-finite numbers also those that it reused."""
         assert sequence.table is not None
         distrust_from = 0 if error == NAN_LOGITS else sequence.table.num_matched
         self._forget(sequence, distrust_from=distrust_from)
@@ -336,7 +335,8 @@ class Engine:
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        self.rows.ended(sequence)
+        if self.rows.guesser is not None:
+            self.rows.guesser.ended(sequence)
         if not self.preparing.remove(sequence):
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]

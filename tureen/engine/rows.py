@@ -53,16 +53,6 @@ class RowRunner:
             raise RequestFailed(f"every row failed in {MAX_FAILED_STEPS} consecutive steps", code="engine_dead")
         return outputs
 
-    @property
-    def saved_s(self) -> float:
-        """The time that guesses saved."""
-        return self.guesser.saved_s if self.guesser is not None else 0.0
-
-    def ended(self, sequence: Sequence) -> None:
-        """Notes that a sequence ended."""
-        if self.guesser is not None:
-            self.guesser.ended(sequence)
-
     def clear(self) -> None:
         """Drops the recent outputs that guesses come from."""
         if self.guesser is not None:

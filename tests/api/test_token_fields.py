@@ -414,6 +414,16 @@ def test_an_aborted_request_does_not_report_that_the_rest_of_its_prompt_is_compu
     assert progress.new() == {}
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_forced_tokens_do_not_mean_that_the_prompt_is_computed(template, route):
+    with App(chat_template=template, chunked_prefill_size=32) as app:
+        chunks = stream(app, route, "say:" + "h" * 96, regex="abc[de]", return_progress=True)
+    progress = [chunk.get("prompt_progress", {}).get("processed") for chunk in chunks]
+    assert [done for done in progress if done] == [32, 64, 96, 100]
+    before = "".join(map(text_of, chunks[: progress.index(64)]))
+    assert before == "abc"  # sent with the first part of the prompt
+
+
 def test_responses_report_that_they_say_nothing_of_progress(app: App):
     response = app.post("/v1/responses", input="say:h", max_output_tokens=2, stream=True, return_progress=True)
     assert response.headers["x-tureen-ignored"] == "return_progress"

@@ -182,7 +182,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     guessed_tokens: int = 0  # tokens that were guessed before they were drawn ...
     right_guesses: int = 0  # ... and, of those, the ones that were drawn
-    computed_tokens: int = 0  # of the prompt; only before the first output token, if the request asks for progress
+    computed_tokens: int = 0  # of the prompt; only before the first drawn token, if the request asks for progress
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tureen.contract.runner import NOTHING_TO_DRAW, RowError
-from tureen.contract.types import Explanation, FinishReason, OutputDelta
+from tureen.contract.types import Explanation, FinishReason, OutputDelta, Usage
 from tureen.engine import finish
 from tureen.engine.constraint import Constraint
 from tureen.engine.sequence import Sequence
@@ -83,21 +83,22 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
     end = None if sequence.asked.scores is None else start + len(logprobs)  # sent in order, with their scores
     token_ids = tuple(sequence.token_ids[start:end])
     sequence.sent.num_tokens += len(token_ids)
+    progress = _progress(sequence) if sequence.request.reports_progress else None
     if not token_ids and reason is None:
-        return _progress(sequence) if sequence.request.reports_progress else None
+        return None if progress is None else OutputDelta(sequence.request.id, usage=progress)
+    usage = progress or sequence.usage
     text_end = None if sequence.terms.is_plain else sequence.text_end
     detokenizer = sequence.detokenizer
     text = detokenizer.take(text_end) if reason is None else detokenizer.close(text_end)
     is_last, constraint = reason is not None, sequence.constraint
     unenforced = () if reason is None or constraint is None else _unenforced(sequence, constraint, reason)
     if sequence.terms.is_plain:
-        usage = sequence.usage
         return OutputDelta(sequence.request.id, token_ids, text, usage, finish=reason, unenforced=unenforced)
     return OutputDelta(
         id=sequence.request.id,
         token_ids=token_ids,
         text=text,
-        usage=sequence.usage,
+        usage=usage,
         output_logprobs=logprobs,
         prompt_logprobs=() if sequence.asked.scores is None else sequence.asked.scores.take_prompt(),
         finish=reason,
@@ -108,12 +109,13 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
     )
 
 
-def _progress(sequence: Sequence) -> OutputDelta | None:
-    """Returns how much of the prompt is computed; None once the output has begun."""
-    if sequence.num_output:
+def _progress(sequence: Sequence) -> Usage | None:
+    """Returns the usage with the computed part of the prompt; None once a token was drawn. Forced tokens may be sent
+    earlier."""
+    if sequence.num_output > sequence.num_forced:
         return None
-    usage = msgspec.structs.replace(sequence.usage, computed_tokens=sequence.num_computed)
-    return OutputDelta(sequence.request.id, usage=usage)
+    num_computed = min(sequence.num_computed, sequence.terms.num_prompt)
+    return msgspec.structs.replace(sequence.usage, computed_tokens=num_computed)
 
 
 def _take_explanations(sequence: Sequence, count: int) -> tuple[Explanation, ...]:

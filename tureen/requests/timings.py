@@ -32,10 +32,11 @@ class PromptProgress:
 
     def new(self) -> dict[str, dict[str, int]]:
         """Returns the field of an event, if more of the prompt is computed than the last one said."""
-        output = self._output
-        total = output.usage.prompt_tokens
-        has_ended = output.finish is not None and output.finish.type != "abort"
-        num_computed = total if output.token_ids or has_ended else output.usage.computed_tokens
+        output, usage = self._output, self._output.usage
+        total = usage.prompt_tokens
+        is_drawn = usage.output_tokens > usage.forced_tokens
+        has_no_output = output.finish is not None and output.finish.type != "abort" and not output.token_ids
+        num_computed = total if is_drawn or has_no_output else usage.computed_tokens
         if not output.request.reports_progress or num_computed <= self._num_reported:
             return {}
         self._num_reported = num_computed

@@ -164,8 +164,8 @@ class _Stream:
         self.has_ended = delta.finish is not None
         if self._gathering is not None and self._gathering.is_wanted() and self._has_begun and not self.has_ended:
             self._gather(self._gathering)
-        elif self._num_tokens >= self._interval or not self._has_begun or self.has_ended:
-            self._wake()
+        elif self._num_tokens >= self._interval or not self._has_begun or not delta.token_ids or self.has_ended:
+            self._wake()  # without tokens: progress of the prompt
         if len(self._pending) == MERGE_AT:
             self._pending = [merge(self._pending)]
 

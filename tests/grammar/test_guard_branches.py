@@ -15,7 +15,7 @@ from samples import either
 
 from tureen.grammar import GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
 from tureen.grammar.frontends import language_of
-from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded, ready
+from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded, translate
 from tureen.grammar.schema import write_arrays
 from tureen.kernels.cpu import native
 
@@ -186,8 +186,8 @@ def test_conditions_are_kept_with_a_vocabulary_that_has_no_token_for_some_bytes(
     pieces = tuple(b"" if byte in {0, 0xF1, 0xF2} else bytes([byte]) for byte in range(256))
     vocabulary = Vocabulary(pieces, (256,), 257)
     languages = LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
-    language = ready(language_of(spec(SMALL[name])), languages, strict=True)
-    grammar = load_guarded(languages.translate(language), language.guard, languages)
+    language, program = translate(language_of(spec(SMALL[name])), languages, strict=True)
+    grammar = load_guarded(program, language.guard, languages)
     check_exact(grammar, vocabulary, valid_texts(name), random.Random(name), times=2)
 
 

@@ -110,7 +110,6 @@ FACTS = GuardFacts(
         ValueStep(0, 3, 0),
         FreeStep(((b"<", 0),), 9, (b"ab",)),
     ),
-    branches=(b"",),
 )
 
 
@@ -129,7 +128,7 @@ def corrupted(value: Any, dice: random.Random) -> Any:
 
 
 def test_facts_of_a_guard_with_a_wrong_number_are_refused_or_are_others():
-    program = kernels.closing_program(encoded(Language(ANYTHING), kernels), TRIE)
+    program = kernels.closing_program(encoded(Language(ANYTHING, branches=(ANYTHING,)), kernels), TRIE)
     follower, tokens = kernels.Follower(program, TRIE), kernels.GuardTokens(TRIE)
     mask, dice, num_refused, num_followed = np.zeros(-(-len(TOKENS) // 32), dtype=np.uint32), random.Random(4), 0, 0
     plain = msgspec.to_builtins(FACTS)
@@ -139,8 +138,8 @@ def test_facts_of_a_guard_with_a_wrong_number_are_refused_or_are_others():
         except msgspec.ValidationError:  # it never arrives
             continue
         try:
-            native_facts = kernels.GuardFacts.of(facts, KINDS, 1)
-            guard = kernels.Guard(native_facts, tokens, follower, [follower], lambda *_: dice.random() < 0.9)
+            native_facts = kernels.GuardFacts.of(facts, KINDS, follower)
+            guard = kernels.Guard(native_facts, tokens, follower, lambda *_: dice.random() < 0.9)
             for token in dice.choice((b'<a>[{"a": [1, 1], "b": 14', b'(["ab", 2, {"a":', b"<b/[1]ab<", b"ababab<a")):
                 guard.fill(mask)
                 guard.accept(token)

@@ -37,6 +37,11 @@ LANGUAGES = {
     "counts": Language(Chain((Repeat(Chain((DIGITS, Text(","))), 200, 900), Repeat(Text("a"), 3, 5)))),
     "complement": Language(Both(Repeat(DIGITS, 1, 9), Not(Chain((ANYTHING, Text("42"), ANYTHING))))),
     "the empty text": Language(Text("")),
+    "branches": Language(
+        RuleCall("r"),
+        {"r": Choice((Text("a"), Chain((Text("("), RuleCall("r"), Text(")"))))), "s": Repeat(DIGITS)},
+        branches=(RuleCall("r"), Chain((RuleCall("s"), RuleCall("r")))),
+    ),
 }
 
 

@@ -36,17 +36,27 @@ private:
     // Bytes of a class are of the same class in each leaf.
     struct Class {
         std::vector<uint8_t> of_leaves;
-        ByteSet bytes;
+        ByteSet bytes{};
     };
 
     void find_classes() {
-        std::map<std::vector<uint8_t>, size_t> numbers;
-        for (int byte = 0; byte < 256; byte++) {
-            std::vector<uint8_t> of_leaves;
-            for (const Leaf* leaf : leaves_) of_leaves.push_back(leaf->classes()[size_t(byte)]);
-            const auto [at, is_new] = numbers.try_emplace(of_leaves, classes_.size());
-            if (is_new) classes_.push_back({of_leaves, ByteSet{}});
-            put(classes_[at->second].bytes, uint8_t(byte));
+        std::array<size_t, 256> class_of{};
+        size_t count = 1;
+        for (const Leaf* leaf : leaves_) {
+            std::vector<int32_t> numbers(count * 256, -1);  // by both classes
+            count = 0;
+            for (size_t byte = 0; byte < 256; byte++) {
+                int32_t& number = numbers[class_of[byte] * 256 + leaf->classes()[byte]];
+                if (number < 0) number = int32_t(count++);
+                class_of[byte] = size_t(number);
+            }
+        }
+        classes_.resize(count);
+        for (size_t byte = 0; byte < 256; byte++) {
+            Class& cls = classes_[class_of[byte]];
+            put(cls.bytes, uint8_t(byte));
+            if (!cls.of_leaves.empty()) continue;
+            for (const Leaf* leaf : leaves_) cls.of_leaves.push_back(leaf->classes()[byte]);
         }
     }
 
@@ -166,19 +176,28 @@ private:
 }  // namespace
 
 std::array<uint8_t, 256> classes_of(const std::vector<ByteSet>& sets) {
-    std::array<uint8_t, 256> classes{};
-    int32_t count = 1;
+    std::vector<ByteSet> members{{~uint64_t(0), ~uint64_t(0), ~uint64_t(0), ~uint64_t(0)}};
     for (const ByteSet& set : sets) {
-        // Each class falls into those inside and those outside.
-        std::array<int32_t, 256> inside;
-        std::array<bool, 256> is_outside{};
-        inside.fill(-1);
-        for (int byte = 0; byte < 256; byte++) is_outside[classes[byte]] |= !has(set, uint8_t(byte));
-        for (int byte = 0; byte < 256; byte++) {
-            uint8_t old = classes[byte];
-            if (!has(set, uint8_t(byte)) || !is_outside[old]) continue;
-            if (inside[old] < 0) inside[old] = count++;
-            classes[byte] = uint8_t(inside[old]);
+        const size_t count = members.size();
+        for (size_t cls = 0; cls < count; cls++) {
+            // It falls into those inside and those outside.
+            ByteSet inside, outside;
+            uint64_t is_inside = 0, is_outside = 0;
+            for (size_t word = 0; word < 4; word++) {
+                is_inside |= inside[word] = members[cls][word] & set[word];
+                is_outside |= outside[word] = members[cls][word] & ~set[word];
+            }
+            if (is_inside == 0 || is_outside == 0) continue;
+            members[cls] = outside;
+            members.push_back(inside);
+        }
+    }
+    std::array<uint8_t, 256> classes{};
+    for (size_t cls = 1; cls < members.size(); cls++) {
+        for (size_t word = 0; word < 4; word++) {
+            for (uint64_t left = members[cls][word]; left != 0; left &= left - 1) {
+                classes[word * 64 + size_t(__builtin_ctzll(left))] = uint8_t(cls);
+            }
         }
     }
     return classes;

@@ -9,7 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
+from tureen.grammar import GrammarSpec
+from tureen.grammar.expression import (
+    ANYTHING,
+    Both,
+    Chain,
+    Chars,
+    Choice,
+    Language,
+    Not,
+    Repeat,
+    RuleCall,
+    Text,
+)
+from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.facts import (
     CountedItems,
     FixedStep,
@@ -167,6 +180,16 @@ LARGE = {
 def test_what_grows_too_large_is_refused(name):
     with pytest.raises(RuntimeError, match="too"):
         kernels.closing_program(encoded(LARGE[name], kernels), TRIE)
+
+
+def test_what_is_large_by_itself_compiles_with_what_makes_it_small():
+    # for texts of all characters, the first part takes several states for each byte of a character
+    language = language_of(GrammarSpec("regex", "(?!.*a.{14}b)[a-z]*"))
+    place = kernels.Place(kernels.Follower(kernels.closing_program(encoded(language, kernels), TRIE), TRIE))
+    assert all(place.accept(ord(char)) for char in "xa" + 14 * "c")
+    assert not place.accept(ord("b"))
+    assert place.accept(ord("c"))
+    assert place.accept(ord("b"))
 
 
 def test_where_all_languages_keep_much_those_used_longest_ago_forget_and_go_on_as_before():

@@ -20,6 +20,7 @@ public:
 
     Automaton made() {
         find_classes();
+        order_leaves();
         number_of(Key(leaves_.size(), 0));
         std::vector<Moves> moves;
         for (size_t state = 0; state < states_.size(); state++) {  // grows
@@ -60,21 +61,23 @@ private:
         }
     }
 
+    // Leaves without which the condition cannot hold come first: after their end no other one is asked.
+    void order_leaves() {
+        std::vector<Truth> dead(leaves_.size(), OPEN);
+        for (size_t leaf = 0; leaf < leaves_.size(); leaf++) {
+            dead[leaf] = NO;
+            is_needed_.push_back(truth(condition_, dead) == NO);
+            dead[leaf] = OPEN;
+            order_.push_back(leaf);
+        }
+        std::stable_partition(order_.begin(), order_.end(), [&](size_t leaf) { return is_needed_[leaf]; });
+    }
+
     void find_moves(size_t state, Moves& moves) {
         const Key key(states_.begin(state), states_.end(state));
-        rows_.resize(leaves_.size());
-        for (size_t leaf = 0; leaf < key.size(); leaf++) leaves_[leaf]->moves(key[leaf]);  // rows may move meanwhile
-        for (size_t leaf = 0; leaf < key.size(); leaf++) rows_[leaf] = leaves_[leaf]->moves(key[leaf]);
         next_.assign(leaves_.size(), UNKNOWN);
-        int32_t target = UNKNOWN;
         for (const Class& cls : classes_) {
-            bool is_same = true;
-            for (size_t leaf = 0; leaf < key.size(); leaf++) {
-                const int32_t next = rows_[leaf][cls.of_leaves[leaf]];
-                is_same = is_same && next == next_[leaf];
-                next_[leaf] = next;
-            }
-            if (!is_same) target = number_of(next_);
+            const int32_t target = after(key, cls);
             if (target < 0) continue;
             auto at =
                 std::lower_bound(moves.begin(), moves.end(), target,
@@ -82,6 +85,22 @@ private:
             if (at == moves.end() || at->first != target) at = moves.insert(at, {target, ByteSet{}});
             for (int word = 0; word < 4; word++) at->second[size_t(word)] |= cls.bytes[size_t(word)];
         }
+    }
+
+    // -1 where the condition can hold no more.
+    int32_t after(const Key& key, const Class& cls) {
+        bool is_same = true;  // as the last one that was looked up
+        for (size_t leaf : order_) {
+            const int32_t next = leaves_[leaf]->after(key[leaf], cls.of_leaves[leaf]);
+            is_same = is_same && next == next_[leaf];
+            next_[leaf] = next;
+            if (is_needed_[leaf] && leaves_[leaf]->is_dead(next)) {
+                next_[order_.back()] = UNKNOWN;
+                return -1;
+            }
+        }
+        if (!is_same) last_ = number_of(next_);
+        return last_;
     }
 
     // -1 where the condition can hold no more.
@@ -169,8 +188,10 @@ private:
     SequenceNumbers states_;
     std::vector<Truth> now_, later_;
     std::vector<bool> accepts_, is_between_;
-    std::vector<const int32_t*> rows_;  // by leaf
+    std::vector<bool> is_needed_;  // by leaf
+    std::vector<size_t> order_;    // of leaves
     Key next_;
+    int32_t last_ = -1;
 };
 
 }  // namespace

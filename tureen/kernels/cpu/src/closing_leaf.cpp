@@ -61,9 +61,17 @@ Leaf::Leaf(const Program& program, int32_t start) {
     number_of(key_);
 }
 
-const int32_t* Leaf::moves(int32_t state) {
-    if (rows_[size_t(state)] < 0) find_moves(state);
-    return moves_.data() + rows_[size_t(state)];
+int32_t Leaf::after(int32_t state, uint8_t cls) {
+    if (rows_[size_t(state)] < 0) open(state);
+    const size_t at = size_t(rows_[size_t(state)]) + cls;
+    if (moves_[at] >= 0) return moves_[at];
+    if (opened_ != state) open(state);
+    const size_t part = size_t(~moves_[at]);
+    if (targets_[part] < 0) {
+        close(reached_[part], next_);
+        targets_[part] = number_of(next_);
+    }
+    return moves_[at] = targets_[part];
 }
 
 // Copies the instructions of the leaf, of all those that the program has so far.
@@ -156,8 +164,8 @@ void Leaf::close(const std::vector<int32_t>& from, Key& key) {
     if (!is_sorted) std::sort(key.begin(), key.end());
 }
 
-// Where each class leads. Classes that the instructions of a state do not tell apart are looked at once.
-void Leaf::find_moves(int32_t state) {
+// Finds where each part of the classes leads. Classes that the instructions of a state do not tell apart are a part.
+void Leaf::open(int32_t state) {
     key_.assign(states_.begin(size_t(state)), states_.end(size_t(state)));
     parts_.assign(num_classes_, 0);
     int32_t num_parts = 1;
@@ -178,15 +186,11 @@ void Leaf::find_moves(int32_t state) {
     }
     find_next(key_, size_t(num_parts));
     targets_.assign(size_t(num_parts), -1);
-    rows_[size_t(state)] = int64_t(moves_.size());
-    for (int32_t part : parts_) {
-        if (targets_[size_t(part)] < 0) {
-            close(reached_[size_t(part)], next_);
-            targets_[size_t(part)] = number_of(next_);
-        }
-        moves_.push_back(targets_[size_t(part)]);
-    }
+    opened_ = state;
     spend(int64_t(num_classes_));
+    if (rows_[size_t(state)] >= 0) return;
+    rows_[size_t(state)] = int64_t(moves_.size());
+    for (int32_t part : parts_) moves_.push_back(~part);
 }
 
 // Finds the instructions after a byte of each part.

@@ -43,8 +43,8 @@ public:
 
     // The class of each byte. Bytes of a class lead to the same states.
     const std::array<uint8_t, 256>& classes() const { return class_of_; }
-    // The state after a byte of each class. Valid until the next call. Throws TooLarge.
-    const int32_t* moves(int32_t state);
+    // The state after a byte of a class. Throws TooLarge.
+    int32_t after(int32_t state, uint8_t cls);
     bool accepts(int32_t state) const { return accepts_[size_t(state)]; }
     // Whether no byte can follow and the leaf does not match.
     bool is_dead(int32_t state) const { return states_.begin(size_t(state)) == states_.end(size_t(state)); }
@@ -56,7 +56,7 @@ private:
     void read_classes();
     const std::vector<int32_t>& closure(int32_t from);
     void close(const std::vector<int32_t>& from, Key& key);
-    void find_moves(int32_t state);
+    void open(int32_t state);
     void find_next(const Key& key, size_t num_parts);
     int32_t number_of(const Key& key);
     void spend(int64_t work);
@@ -70,7 +70,8 @@ private:
     SequenceNumbers states_;
     std::vector<bool> accepts_;
     std::vector<int64_t> rows_;                   // by state: where its moves begin, or -1
-    std::vector<int32_t> moves_;                  // by class
+    std::vector<int32_t> moves_;                  // by class: a state, or the complement of a part not asked for yet
+    int32_t opened_ = -1;                         // the state of which the instructions after each part are known
     std::vector<std::vector<int32_t>> closures_;  // by instruction, once it is known
     std::vector<int32_t> seen_, waiting_, parts_, renamed_, targets_, here_;
     std::vector<std::vector<int32_t>> parts_of_, reached_;  // of a set of bytes; by part

@@ -11,6 +11,8 @@ from app_under_test import App, parse_events
 from byte_tokenizer import EOS
 from patience import PATIENCE_S, until
 
+from tureen.http.dialect import PING
+
 TEXTS = [
     "plain",
     "héllo wörld",
@@ -198,3 +200,67 @@ def test_an_aborted_stream_ends_with_an_abort(app: App):
         events = parse_events(slow.run(scenario()).text)
         assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
         assert len(events[-1]["output_ids"]) < 1900
+
+
+CHAT = {"messages": [{"role": "user", "content": "say:abc"}], "max_tokens": 9, "stream": True}
+STREAMED = {
+    "/generate": {"text": "say:abc", "stream": True},
+    "/v1/completions": {"prompt": "say:abc", "stream": True},
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": CHAT | {"model": "any"},
+    "/v1/responses": {"input": "say:abc", "max_output_tokens": 9, "stream": True},
+    "/completion": {"prompt": "say:abc", "stream": True},
+    "/generate_stream": {"inputs": "say:abc"},
+    "/api/generate": {"model": "any", "prompt": "say:abc"},
+}
+LINES_OF_JSON = ("/api/generate",)
+
+
+@pytest.fixture(scope="module")
+def chatting():
+    with App(chat_template="chatml") as app:
+        yield app
+
+
+async def held(app, path, body, seconds):
+    """An answer whose first token can come after so many seconds."""
+    await app.http.post("/pause_generation", json={"mode": "in_place"})
+    task = asyncio.create_task(app.http.post(path, json=body))
+    await asyncio.sleep(seconds)
+    await app.http.post("/continue_generation", json={})
+    return await task
+
+
+@pytest.mark.parametrize("path", STREAMED)
+def test_a_stream_whose_first_token_is_late_begins_and_is_kept_open_by_comments(chatting, path):
+    early, late = (chatting.run(held(chatting, path, STREAMED[path], seconds)) for seconds in (14, 40))
+    pings = "" if path in LINES_OF_JSON else PING.decode() * 2
+    assert late.status_code == 200, late.text
+    assert early.text
+    assert PING.decode() not in early.text
+    assert late.text.startswith(pings)
+    assert PING.decode() not in late.text.removeprefix(pings)
+    assert late.headers.keys() == early.headers.keys()
+    assert late.text.removeprefix(pings)[:5] == early.text[:5]
+
+
+@pytest.mark.parametrize(("path", "sign"), [("/generate", "deadline"), ("/v1/chat/completions", "abort")])
+def test_a_request_that_fails_after_its_stream_began_says_so_in_the_stream(chatting, path, sign):
+    answer = chatting.run(held(chatting, path, STREAMED[path] | {"deadline_ms": 20_000}, 40))
+    assert answer.status_code == 200
+    assert answer.text.startswith(PING.decode())
+    assert sign in answer.text
+    assert answer.text.endswith("data: [DONE]\n\n")
+    chatting.check_idle()
+
+
+@pytest.mark.parametrize("seconds", [5, 50])
+def test_a_client_that_leaves_before_the_first_token_is_forgotten(app: App, seconds):
+    async def scenario():
+        await app.http.post("/pause_generation", json={"mode": "in_place"})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(app.http.post("/generate", json=STREAMED["/generate"]), seconds)
+        await app.http.post("/continue_generation", json={})
+
+    app.run(scenario())
+    app.check_idle()

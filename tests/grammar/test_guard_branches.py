@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
 from exact_masks import allowed, check_exact
+from real_schemas import corpus
 from samples import either
 
-from tureen.grammar import GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
+from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
+from tureen.grammar.expression import Not, Repeat, Text
 from tureen.grammar.frontends import language_of
-from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded, ready
+from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded, translate
 from tureen.grammar.schema import write_arrays
 from tureen.kernels.cpu import native
 
@@ -186,9 +190,34 @@ def test_conditions_are_kept_with_a_vocabulary_that_has_no_token_for_some_bytes(
     pieces = tuple(b"" if byte in {0, 0xF1, 0xF2} else bytes([byte]) for byte in range(256))
     vocabulary = Vocabulary(pieces, (256,), 257)
     languages = LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
-    language = ready(language_of(spec(SMALL[name])), languages, strict=True)
-    grammar = load_guarded(languages.translate(language), language.guard, languages)
+    language, program = translate(language_of(spec(SMALL[name])), languages, strict=True)
+    grammar = load_guarded(program, language.guard, languages)
     check_exact(grammar, vocabulary, valid_texts(name), random.Random(name), times=2)
+
+
+def test_branches_add_little_to_the_program_of_their_language():
+    languages = backend("bytes")
+    language = language_of(
+        GrammarSpec("json_schema", corpus()["asyncapi-specs/package_schemas_1.1.0-without-_id.json"])
+    )
+    sizes = [
+        languages.load(languages.translate(one)).follower.num_instructions
+        for one in (language, replace(language, branches=()))
+    ]
+    assert len(language.branches) == 2
+    assert sizes[0] < 1.01 * sizes[1]
+
+
+def test_a_language_whose_branches_are_too_large_goes_without_its_guard_and_lists_what_is_not_enforced():
+    languages = backend("bytes")
+    language = language_of(spec(SMALL["one at least"]))
+    large = replace(language, branches=(*language.branches, Not(Repeat(Text("ab"), 0, 2_000_000))))
+    alone, program = translate(large, languages, strict=False)
+    assert alone.guard is None
+    assert alone.unenforced == language.guarded != ()
+    assert program == languages.translate(replace(language, branches=()))
+    with pytest.raises(GrammarError, match=re.escape(language.guarded[0].why)):
+        translate(large, languages, strict=True)
 
 
 NESTED: dict[str, Any] = {

@@ -137,6 +137,6 @@ class Language:
     unenforced: tuple[Unenforced, ...] = ()
     guard: GuardFacts | None = None  # what outputs must be held to besides
     guarded: tuple[Unenforced, ...] = ()  # what the language does not keep, and the guard does
-    branches: tuple[Language, ...] = ()  # what the guard asks about values that may be several things
+    branches: tuple[Expression, ...] = ()  # what the guard asks about values that may be several things
     has_specials: bool = False  # its texts may be written with special tokens
     is_live: bool = False  # it is known of all rules that something matches, if something does of what is combined

@@ -10,7 +10,7 @@ from tureen.grammar.base import CompiledGrammar, GrammarSpec, Vocabulary, max_by
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.follower import LanguageCompiler
 from tureen.grammar.free_text import to_the_end, up_to
-from tureen.grammar.guard.guarded import load_guarded, ready
+from tureen.grammar.guard.guarded import load_guarded, translate
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.regex_classes import PythonFlavour
@@ -37,8 +37,8 @@ def compile_grammar(spec: GrammarSpec, compiler: LanguageCompiler) -> CompiledGr
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
-    language = ready(language_of(spec, compiler.vocabulary), compiler, strict=spec.strict)
-    return load_guarded(compiler.translate(language), language.guard, compiler)
+    language, program = translate(language_of(spec, compiler.vocabulary), compiler, strict=spec.strict)
+    return load_guarded(program, language.guard, compiler)
 
 
 def practise() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tureen.errors import echo
 from tureen.grammar.base import Vocabulary
-from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, Unenforced
+from tureen.grammar.expression import EMPTY, Choice, Expression, GrammarError, Language, Repeat, Unenforced
 from tureen.grammar.free_text import endless, free_of, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
@@ -52,7 +52,6 @@ def structural_tag(
         value = with_token_texts(value, vocabulary)
     builder = _Builder(strict, flavour)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
-    rules = reachable(start.expression, builder.assembly.rules)
     unenforced, guarded = builder.unenforced, builder.guarded
     budgets = builder.guards.budgets
     facts = tag_steps(value, builder.guards, flavour) if guarded or budgets else None
@@ -69,6 +68,7 @@ def structural_tag(
         unenforced, guarded = (*unenforced, *guarded), ()
     has_specials = flag(value.get("special_tokens", False), "structural_tag.special_tokens")
     branches = () if facts is None else tuple(builder.guards.branches)
+    rules = reachable(Choice((start.expression, *branches)), builder.assembly.rules)
     return Language(start.expression, rules, unenforced, facts, guarded, branches, has_specials)
 
 

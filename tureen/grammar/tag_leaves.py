@@ -77,7 +77,7 @@ class GuardedLeaves(NamedTuple):
     nodes: list[GuardNode]
     values: dict[str, int]  # of those that are written as JSON: their node
     tagged: dict[str, TaggedValues]  # of those whose properties stand in tags
-    branches: list[Language]
+    branches: list[Expression]
     starts: dict[str, str]  # the characters that one of the values can begin with
     budgets: dict[str, int]  # by the paths of free texts: the most tokens that they may have
     never: dict[str, tuple[bytes, ...]]  # by the paths of some of these: the texts that they may not be
@@ -140,8 +140,7 @@ class LeafFormats:
     ) -> TerminalPiece:
         is_strict = self._strict if strict is None else strict
         language = _at(path, lambda: json_schema(schema, self._prefix(), strict=is_strict, guards=True))
-        branches = tuple(without_texts(branch, excludes) for branch in language.branches)
-        language = replace(without_texts(language, excludes), branches=branches)
+        language = without_texts(language, excludes)
         self._assembly.rules.update(language.rules)
         first = self._note(language, path, strict=is_strict)
         self.guards.starts[path] = first_characters(language)

@@ -32,9 +32,9 @@ KINDS: dict[type, int] = {
 
 
 def encoded(language: Language, kernels: ModuleType) -> NDArray[np.int32]:
-    """Returns a language as the native code reads it: its rules' nodes, the start, then the nodes, parts first. Raises
-    RuntimeError where it is nested too deep."""
-    tree = kernels.closing_tree(dict(language.rules), language.start, KINDS, _rewritten)
+    """Returns a language as the native code reads it: its rules' nodes, its start and those of its branches, then the
+    nodes, parts first. Raises RuntimeError where it is nested too deep."""
+    tree = kernels.closing_tree(dict(language.rules), [language.start, *language.branches], KINDS, _rewritten)
     return np.frombuffer(tree, dtype=np.int32)
 
 

@@ -29,6 +29,10 @@ from tureen.requests.verdicts import FieldTable
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
+PING_S = 15.0
+"""Seconds after which a stream without an event begins. Until the first event, it repeats PING as often."""
+PING = b": no token yet\n\n"
+"""A comment, which clients of server-sent events skip."""
 JSON_BLANKS = b" \t\r\n"
 BYTES_PER_CHAR = 8
 """Number of body bytes that take as long to parse as one character takes to tokenize; for `offload`."""
@@ -242,21 +246,51 @@ async def streamed(
     *,
     end: bytes = b"",
 ) -> EventStream:
-    """Returns a streaming response of at least one event, followed by `end`. An error before the first event is
-    raised; a later one becomes the last event, which `last` writes. Raises ClientGone."""
-    first = await unless_gone(request, anext(events))
-    return EventStream(_guarded(first, events, last, end), dict(headers or {}))
+    """Returns a streaming response of at least one event, followed by `end`.
+
+    An error before the response begins is raised; a later one becomes the last event, which `last` writes. The response
+    begins with the first event, or after PING_S without one, so that clients and proxies do not give up. Raises
+    ClientGone.
+    """
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await unless_gone(request, asyncio.wait({first}, timeout=PING_S))
+        if first.done():
+            first.result()
+    except BaseException:
+        await _cancel(first)
+        raise
+    ping = b"" if headers and "content-type" in headers else PING
+    return EventStream(_guarded(first, events, last, end, ping), dict(headers or {}))
 
 
 async def _guarded(
-    first: bytes, rest: AsyncGenerator[bytes, None], last: Callable[[TureenError], bytes], end: bytes
+    first: asyncio.Future[bytes],
+    rest: AsyncGenerator[bytes, None],
+    last: Callable[[TureenError], bytes],
+    end: bytes,
+    ping: bytes,
 ) -> AsyncGenerator[bytes, None]:
     try:
         async with contextlib.aclosing(rest):
-            yield first
+            try:
+                while not first.done():
+                    if ping:
+                        yield ping
+                    await asyncio.wait({first}, timeout=PING_S)
+                yield first.result()
+            finally:
+                await _cancel(first)
             async for chunk in rest:
                 yield chunk
     except TureenError as error:
         yield last(error)
     if end:
         yield end
+
+
+async def _cancel(future: asyncio.Future[bytes]) -> None:
+    future.cancel()
+    await asyncio.wait({future})
+    if not future.cancelled():
+        future.exception()  # asyncio logs one that is never read

@@ -9,7 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
+from tureen.grammar import GrammarSpec
+from tureen.grammar.expression import (
+    ANYTHING,
+    Both,
+    Chain,
+    Chars,
+    Choice,
+    Language,
+    Not,
+    Repeat,
+    RuleCall,
+    Text,
+)
+from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.facts import (
     CountedItems,
     FixedStep,
@@ -37,6 +50,11 @@ LANGUAGES = {
     "counts": Language(Chain((Repeat(Chain((DIGITS, Text(","))), 200, 900), Repeat(Text("a"), 3, 5)))),
     "complement": Language(Both(Repeat(DIGITS, 1, 9), Not(Chain((ANYTHING, Text("42"), ANYTHING))))),
     "the empty text": Language(Text("")),
+    "branches": Language(
+        RuleCall("r"),
+        {"r": Choice((Text("a"), Chain((Text("("), RuleCall("r"), Text(")"))))), "s": Repeat(DIGITS)},
+        branches=(RuleCall("r"), Chain((RuleCall("s"), RuleCall("r")))),
+    ),
 }
 
 
@@ -110,7 +128,6 @@ FACTS = GuardFacts(
         ValueStep(0, 3, 0),
         FreeStep(((b"<", 0),), 9, (b"ab",)),
     ),
-    branches=(b"",),
 )
 
 
@@ -129,7 +146,7 @@ def corrupted(value: Any, dice: random.Random) -> Any:
 
 
 def test_facts_of_a_guard_with_a_wrong_number_are_refused_or_are_others():
-    program = kernels.closing_program(encoded(Language(ANYTHING), kernels), TRIE)
+    program = kernels.closing_program(encoded(Language(ANYTHING, branches=(ANYTHING,)), kernels), TRIE)
     follower, tokens = kernels.Follower(program, TRIE), kernels.GuardTokens(TRIE)
     mask, dice, num_refused, num_followed = np.zeros(-(-len(TOKENS) // 32), dtype=np.uint32), random.Random(4), 0, 0
     plain = msgspec.to_builtins(FACTS)
@@ -139,8 +156,8 @@ def test_facts_of_a_guard_with_a_wrong_number_are_refused_or_are_others():
         except msgspec.ValidationError:  # it never arrives
             continue
         try:
-            native_facts = kernels.GuardFacts.of(facts, KINDS, 1)
-            guard = kernels.Guard(native_facts, tokens, follower, [follower], lambda *_: dice.random() < 0.9)
+            native_facts = kernels.GuardFacts.of(facts, KINDS, follower)
+            guard = kernels.Guard(native_facts, tokens, follower, lambda *_: dice.random() < 0.9)
             for token in dice.choice((b'<a>[{"a": [1, 1], "b": 14', b'(["ab", 2, {"a":', b"<b/[1]ab<", b"ababab<a")):
                 guard.fill(mask)
                 guard.accept(token)
@@ -163,6 +180,16 @@ LARGE = {
 def test_what_grows_too_large_is_refused(name):
     with pytest.raises(RuntimeError, match="too"):
         kernels.closing_program(encoded(LARGE[name], kernels), TRIE)
+
+
+def test_what_is_large_by_itself_compiles_with_what_makes_it_small():
+    # for texts of all characters, the first part takes several states for each byte of a character
+    language = language_of(GrammarSpec("regex", "(?!.*a.{14}b)[a-z]*"))
+    place = kernels.Place(kernels.Follower(kernels.closing_program(encoded(language, kernels), TRIE), TRIE))
+    assert all(place.accept(ord(char)) for char in "xa" + 14 * "c")
+    assert not place.accept(ord("b"))
+    assert place.accept(ord("c"))
+    assert place.accept(ord("b"))
 
 
 def test_where_all_languages_keep_much_those_used_longest_ago_forget_and_go_on_as_before():

@@ -23,11 +23,10 @@ from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob, Usage
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
 from tureen.dialects.sglang.logprob_fields import draw_facts
-from tureen.errors import TureenError
 from tureen.http.chat_answer import ChatRun
-from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
+from tureen.http.dialect import Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.http.errors import error_object
-from tureen.http.sse import DONE, EventStream, event
+from tureen.http.sse import DONE, event
 from tureen.requests import embedding, planning, telling
 from tureen.requests.body import offered, read_json
 from tureen.requests.drafts import REQUEST_SIZE
@@ -91,9 +90,8 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
     work = prepare(payload, state, owner=client_name(request))
     plan = await prepared(request, work, takes_time=brings_media)
     if plan.stream:
-        answers = stream(plan, state)
-        first = await unless_gone(request, anext(answers))
-        return EventStream(_events(first, answers, is_cumulative=not state.context.config.incremental_streaming_output))
+        events = _events(stream(plan, state), is_cumulative=not state.context.config.incremental_streaming_output)
+        return await streamed(request, events, lambda error: event(_json.encode(error_object(error))), end=DONE)
     whole = await unless_gone(request, answer(plan, state))
     return Response(await encode(whole, whole), media_type="application/json")
 
@@ -314,24 +312,12 @@ class GrowingEvent:
         }
 
 
-async def _events(
-    first: Answer, rest: AsyncGenerator[Answer, None], *, is_cumulative: bool
-) -> AsyncGenerator[bytes, None]:
+async def _events(answers: AsyncGenerator[Answer, None], *, is_cumulative: bool) -> AsyncGenerator[bytes, None]:
     growing: defaultdict[int, GrowingEvent] = defaultdict(GrowingEvent)  # index of an output -> its encoder
-
-    def encoded(update: Answer) -> Answer:
-        return growing[update.get("index", 0)].extend(update) if is_cumulative else update
-
-    try:
-        async with contextlib.aclosing(rest):
-            first = encoded(first)
-            yield event(await encode(first, first))
-            async for update in rest:
-                grown = encoded(update)
-                yield event(await encode(grown, grown))
-    except TureenError as error:
-        yield event(_json.encode(error_object(error)))
-    yield DONE
+    async with contextlib.aclosing(answers):
+        async for update in answers:
+            grown = growing[update.get("index", 0)].extend(update) if is_cumulative else update
+            yield event(await encode(grown, grown))
 
 
 def render(

@@ -153,7 +153,6 @@ class GuardFacts(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[GuardNode, ...]
     steps: tuple[Step, ...] = (ValueStep(0, THE_END),)
     start: int = 0
-    branches: tuple[bytes, ...] = ()  # the languages of variants, to be loaded
 
     def after(self, marker: str) -> GuardFacts:
         """Returns the facts of an output that has free text before it, up to a marker."""

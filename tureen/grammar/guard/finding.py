@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tureen.grammar.expression import ANYTHING, Chars, Expression, GrammarError, Language
+from tureen.grammar.expression import ANYTHING, Chars, Expression, GrammarError
 from tureen.grammar.free_text import to_the_end
 from tureen.grammar.guard.facts import NOWHERE, CountedItems, GuardFacts, GuardNode, KeySet, Variant
 from tureen.grammar.regular import automaton
@@ -43,7 +43,8 @@ class Guarding(NamedTuple):
     """The facts of a language that a guard enforces, and for which sets of values it does not."""
 
     facts: GuardFacts | None  # None: nothing
-    branches: tuple[Language, ...]
+    branches: tuple[Expression, ...]
+    rules: Mapping[str, Expression]  # of the branches
     unsure: frozenset[ValueSet]
 
 
@@ -52,15 +53,15 @@ def guarding(writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]],
     held to it. `is_tagged`: the properties of the whole stand in tags."""
     every = frozenset(node for nodes in held.values() for node in nodes)
     if not every:
-        return Guarding(None, (), every)
+        return Guarding(None, (), {}, every)
     finder = _FactFinder(writer, root, held, is_tagged=is_tagged)
     try:
         finder.find()
     except GrammarError:
-        return Guarding(None, (), every)
+        return Guarding(None, (), {}, every)
     unsure = frozenset(node for node in every if node in finder.unsure or node not in finder.reached)
     facts = GuardFacts(tuple(finder.nodes)) if finder.nodes else None
-    return Guarding(facts, tuple(finder.branches), unsure)
+    return Guarding(facts, tuple(finder.branches), finder.rules, unsure)
 
 
 class _WrittenSets:
@@ -112,7 +113,8 @@ class _FactFinder:
 
     def __init__(self, writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool) -> None:
         self.nodes: list[GuardNode] = []
-        self.branches: list[Language] = []
+        self.branches: list[Expression] = []
+        self.rules: dict[str, Expression] = {}  # of the branches
         self.reached: set[ValueSet] = set()  # sets all of whose values the guard comes to
         self.unsure: set[ValueSet] = set()  # ... unless it may come to them by another way, or not hold them to all
         self._writer = writer
@@ -244,7 +246,8 @@ class _FactFinder:
         if self._num_rules + len(rules) > MAX_BRANCH_RULES:
             raise GrammarError("what values may be is too large")
         self._num_rules += len(rules)
-        self.branches.append(Language(start, rules))
+        self.rules.update(rules)
+        self.branches.append(start)
         return len(self.branches) - 1
 
     def _array(self, node: ValueSet, shape: ArrayShape) -> GuardNode:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from tureen.grammar.base import CompiledGrammar, Mask
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.follower import CompiledLanguage, LanguageCompiler, LanguagePlace, following_a_language
@@ -27,33 +25,29 @@ def load_guarded(program: bytes, facts: GuardFacts | None, compiler: LanguageCom
     compiled = compiler.load(program)
     if facts is None:
         return compiled
-    return GuardedCompiled(compiled, facts, compiler, tuple(map(compiler.load, facts.branches)))
+    return GuardedCompiled(compiled, facts, compiler)
 
 
-def ready(language: Language, compiler: LanguageCompiler, *, strict: bool) -> Language:
-    """Returns a language whose guard has all that is loaded for it; without a guard, and told so, where it cannot be
-    had. Raises GrammarError there if strict."""
-    if language.guard is None or not language.branches:
-        return language
+def translate(language: Language, compiler: LanguageCompiler, *, strict: bool) -> tuple[Language, bytes]:
+    """Compiles a language with the branches of its guard. If that is too large, returns the language without its guard,
+    which lists what is not enforced. Raises GrammarError, also there if strict."""
     try:
-        branches = tuple(map(compiler.translate, language.branches))
+        return language, compiler.translate(language)
     except GrammarError:
-        if strict:
-            raise GrammarError(language.guarded[0].why) from None
-        return replace(language, guard=None, guarded=(), unenforced=(*language.unenforced, *language.guarded))
-    return replace(language, guard=msgspec.structs.replace(language.guard, branches=branches))
+        if not language.branches:
+            raise
+    unenforced = (*language.unenforced, *language.guarded)
+    alone = replace(language, guard=None, guarded=(), unenforced=unenforced, branches=())
+    program = compiler.translate(alone)
+    if strict:
+        raise GrammarError(language.guarded[0].why)
+    return alone, program
 
 
 class GuardedCompiled:
     """A compiled grammar, all of whose outputs are guarded."""
 
-    def __init__(
-        self,
-        inner: CompiledLanguage,
-        facts: GuardFacts,
-        compiler: LanguageCompiler,
-        branches: tuple[CompiledLanguage, ...],
-    ) -> None:
+    def __init__(self, inner: CompiledLanguage, facts: GuardFacts, compiler: LanguageCompiler) -> None:
         """Raises ValueError for facts that lead to nothing."""
         self.ends = inner.ends
         self.least = inner.least
@@ -62,24 +56,21 @@ class GuardedCompiled:
         self._facts = facts
         self._native = compiler.native
         self._tokens = compiler.guard_tokens
-        self._branches = branches
-        self._native_facts = compiler.native.GuardFacts.of(facts, KINDS, len(branches))
+        self._native_facts = compiler.native.GuardFacts.of(facts, KINDS, inner.follower)
 
     @property
     def num_bytes(self) -> int:
-        branches = sum(branch.num_bytes for branch in self._branches)
-        return self._inner.num_bytes + branches + 500 * len(self._facts.nodes)
+        return self._inner.num_bytes + 500 * len(self._facts.nodes)
 
     @property
     def reserve(self) -> int:
         """Returns how many tokens an end may take because of the guard: an item must differ, keys must come, a value
         must become another than the shortest."""
         counted = sum(node.least_keys + (node.count.least if node.count else 0) for node in self._facts.nodes)
-        return RESERVE + RESERVE_OF_KEY * counted + (RESERVE_OF_BRANCH if self._branches else 0)
+        return RESERVE + RESERVE_OF_KEY * counted + (RESERVE_OF_BRANCH if self._inner.follower.num_branches else 0)
 
     def start(self) -> GuardedGrammar:
-        branches = [branch.follower for branch in self._branches]
-        guard = self._native.Guard(self._native_facts, self._tokens, self._inner.follower, branches, self._is_right)
+        guard = self._native.Guard(self._native_facts, self._tokens, self._inner.follower, self._is_right)
         return GuardedGrammar(guard, self._inner.at(guard.language), self)
 
     def shortest_rest(self, number: tuple[bytes, int]) -> list[int]:

@@ -60,7 +60,10 @@ def _guarded(
     guarded, left_out = unenforced.sorted_out(done.unsure)
     if strict and left_out:
         raise GrammarError(left_out[0].why)
-    return replace(language, unenforced=left_out, guard=done.facts, guarded=guarded, branches=done.branches)
+    rules = {**done.rules, **language.rules}
+    return replace(
+        language, rules=rules, unenforced=left_out, guard=done.facts, guarded=guarded, branches=done.branches
+    )
 
 
 def tagged_schema(
@@ -79,9 +82,8 @@ def tagged_schema(
         writer = SchemaWriter(algebra, prefix, leaves_out=True)
         language = tagged(writer, node, STYLES[style], excludes)
         language = _guarded(language, writer, node, strict=strict, is_tagged=True)
-        kept = kept_out(STYLES[style], excludes)
-        branches = tuple(without_texts(branch, kept) for branch in language.branches)
-        return replace(language, branches=branches), _tagged_values(algebra, node, language.guard)
+        language = without_texts(language, kept_out(STYLES[style], excludes))
+        return language, _tagged_values(algebra, node, language.guard)
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
 

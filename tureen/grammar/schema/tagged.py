@@ -115,7 +115,8 @@ def kept_out(style: TagStyle, excludes: Sequence[str]) -> tuple[str, ...]:
 def without_texts(language: Language, excludes: Sequence[str]) -> Language:
     """Returns the language with no string of JSON that holds one of these texts as it is written."""
     rules = {name: without(rule, excludes) for name, rule in language.rules.items()}
-    return replace(language, start=without(language.start, excludes), rules=rules)
+    branches = tuple(without(branch, excludes) for branch in language.branches)
+    return replace(language, start=without(language.start, excludes), rules=rules, branches=branches)
 
 
 def without(expression: Expression, excludes: Sequence[str]) -> Expression:

@@ -71,6 +71,9 @@ void bind_closing(nb::module_& m) {
             "least", [](const Follower& f) { return f.program().least(); },
             "The fewest tokens of an output. Never more than are needed where no token is shared by two rules.")
         .def_prop_ro("num_instructions", [](const Follower& f) { return f.program().code.size(); })
+        .def_prop_ro(
+            "num_branches", [](const Follower& f) { return f.program().num_starts - 1; },
+            "Other languages over the same rules, which guards ask about values.")
         .def_prop_ro("num_kept", &Follower::num_kept)
         .def_prop_ro("num_walked", [](const Follower& f) { return f.num_walked; });
     nb::class_<Place>(m, "Place", "Where an output is in a language. It takes the tokens that it is told.")

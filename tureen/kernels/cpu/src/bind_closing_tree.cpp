@@ -1,4 +1,6 @@
 // The expressions of a language, which are Python's objects, become the numbers that closing_tree.h reads.
+#include <nanobind/stl/string.h>
+
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -109,11 +111,12 @@ private:
         first_{"first"}, second_{"second"}, name_{"name"};
 };
 
-nb::bytes tree_of(const nb::dict& rules, nb::handle start, const nb::dict& kinds, nb::callable rewritten) {
+nb::bytes tree_of(const nb::dict& rules, const nb::list& starts, const nb::dict& kinds, nb::callable rewritten) {
     TreeWriter writer(kinds, rules, std::move(rewritten));
     std::vector<int32_t> head{int32_t(rules.size())};
     for (auto [name, rule] : rules) head.push_back(writer.number(rule));
-    head.push_back(writer.number(start));
+    head.push_back(int32_t(starts.size()));
+    for (nb::handle start : starts) head.push_back(writer.number(start));
     head.insert(head.end(), writer.numbers.begin(), writer.numbers.end());
     return nb::bytes(reinterpret_cast<const char*>(head.data()), head.size() * sizeof(int32_t));
 }
@@ -121,10 +124,10 @@ nb::bytes tree_of(const nb::dict& rules, nb::handle start, const nb::dict& kinds
 }  // namespace
 
 void bind_closing_tree(nb::module_& m) {
-    m.def(
-        "closing_tree", &tree_of, "rules"_a, "start"_a, "kinds"_a, "rewritten"_a,
-        "A language as `closing_program` takes it: the rules' nodes, the start, then the nodes, parts first. `kinds`: "
-        "by the class of an expression. `rewritten` says what an intersection is written as.");
+    m.def("closing_tree", &tree_of, "rules"_a, "starts"_a, "kinds"_a, "rewritten"_a,
+          "A language as `closing_program` takes it: the rules' nodes, the starts', then the nodes, parts first. "
+          "`kinds`: "
+          "by the class of an expression. `rewritten` says what an intersection is written as.");
 }
 
 }  // namespace tureen

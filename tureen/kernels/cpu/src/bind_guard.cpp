@@ -123,7 +123,7 @@ Step step_of(nb::handle value, const nb::dict& kinds) {
     return step;
 }
 
-std::shared_ptr<Facts> facts_of(nb::handle value, const nb::dict& kinds, size_t num_branches) {
+std::shared_ptr<Facts> facts_of(nb::handle value, const nb::dict& kinds, const Follower& language) {
     auto facts = std::make_shared<Facts>();
     try {
         for (nb::handle node : value.attr("nodes")) facts->nodes.push_back(node_of(node));
@@ -132,7 +132,7 @@ std::shared_ptr<Facts> facts_of(nb::handle value, const nb::dict& kinds, size_t 
     } catch (const nb::cast_error&) {
         throw std::invalid_argument("the facts of a guard are not of this version");
     }
-    facts->check(num_branches);
+    facts->check(size_t(language.program().num_starts) - 1);
     return facts;
 }
 
@@ -156,18 +156,17 @@ void bind_guard(nb::module_& m) {
             },
             "text"_a, "Returns the tokens that a text begins with.");
     nb::class_<Facts>(m, "GuardFacts", "The facts that a guard enforces.")
-        .def_static("of", &facts_of, "facts"_a, "kinds"_a, "num_branches"_a,
+        .def_static("of", &facts_of, "facts"_a, "kinds"_a, "language"_a,
                     "kinds: the number of each type of step. Raises ValueError for facts with a wrong reference.");
     nb::class_<Guard>(m, "Guard", "The place of a guarded output.")
         .def(
             "__init__",
             [](Guard* self, std::shared_ptr<Facts> facts, std::shared_ptr<Tokens> tokens,
-               std::shared_ptr<Follower> language, std::vector<std::shared_ptr<Follower>> branches,
-               nb::callable multiples) {
-                new (self) Guard(std::move(facts), std::move(tokens), std::move(language), std::move(branches),
-                                 multiples_of(std::move(multiples)));
+               std::shared_ptr<Follower> language, nb::callable multiples) {
+                new (self)
+                    Guard(std::move(facts), std::move(tokens), std::move(language), multiples_of(std::move(multiples)));
             },
-            "facts"_a, "tokens"_a, "language"_a, "branches"_a, "multiples"_a,
+            "facts"_a, "tokens"_a, "language"_a, "multiples"_a,
             "multiples(node, number, is_whole): returns whether a number is a multiple, or can become one.")
         .def(
             "fill",

@@ -3,247 +3,104 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <unordered_map>
 
 namespace tureen {
 
 namespace {
 
-constexpr size_t MAX_STATES = 200000;
-constexpr int64_t MAX_WORK = 300000000;  // instructions that are looked at
-
 constexpr int32_t UNKNOWN = -2;
 
 enum Truth { NO, YES, OPEN };
 
+// The product of the leaves' automata, as far as the condition can hold.
 class Determination {
 public:
-    Determination(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition,
-                  int32_t counted)
-        : program_(program), leaves_(leaves), condition_(condition), counted_(counted), is_countable_(counted >= 0) {}
+    Determination(const std::vector<Leaf*>& leaves, const BoolTree& condition, int32_t counted)
+        : leaves_(leaves), condition_(condition), counted_(counted), is_countable_(counted >= 0) {}
 
     Automaton made() {
-        read_code();
-        read_classes();
-        Key start;
-        for (int32_t leaf : starts_) append({leaf}, start);
-        number_of(start);
+        find_classes();
+        order_leaves();
+        number_of(Key(leaves_.size(), 0));
         std::vector<Moves> moves;
         for (size_t state = 0; state < states_.size(); state++) {  // grows
             moves.emplace_back();
-            const Key key(states_.begin(state), states_.end(state));
-            find_moves(key, moves.back());
+            find_moves(state, moves.back());
         }
         return live(moves);
     }
 
 private:
-    using Key = std::vector<int32_t>;  // for each leaf its instructions in order, then -1
-
-    // Numbers keys in the order in which they come.
-    class Keys {
-    public:
-        size_t size() const { return hashes_.size(); }
-        const int32_t* begin(size_t number) const { return items_.data() + from_[number]; }
-        const int32_t* end(size_t number) const { return items_.data() + from_[number + 1]; }
-
-        // -1 for a new one, which `add` may number.
-        int32_t find(const Key& key) {
-            if (size() * 2 >= slots_.size()) grow();
-            hash_ = hash_of(key);
-            for (at_ = hash_ & (slots_.size() - 1); slots_[at_] >= 0; at_ = (at_ + 1) & (slots_.size() - 1)) {
-                const size_t number = size_t(slots_[at_]);
-                if (hashes_[number] == hash_ && std::equal(key.begin(), key.end(), begin(number), end(number))) {
-                    return int32_t(number);
-                }
-            }
-            return -1;
-        }
-        // The key that was not found.
-        void add(const Key& key) {
-            slots_[at_] = int32_t(size());
-            hashes_.push_back(hash_);
-            items_.insert(items_.end(), key.begin(), key.end());
-            from_.push_back(items_.size());
-        }
-
-    private:
-        static uint64_t hash_of(const Key& key) {
-            uint64_t hash = key.size();
-            for (int32_t item : key) hash = (hash ^ uint32_t(item)) * 0x9E3779B97F4A7C15;
-            return hash ^ hash >> 32;
-        }
-        void grow() {
-            slots_.assign(std::max<size_t>(64, slots_.size() * 2), -1);
-            for (size_t number = 0; number < size(); number++) {
-                size_t at = hashes_[number] & (slots_.size() - 1);
-                while (slots_[at] >= 0) at = (at + 1) & (slots_.size() - 1);
-                slots_[at] = int32_t(number);
-            }
-        }
-
-        std::vector<int32_t> items_, slots_;
-        std::vector<size_t> from_{0};
-        std::vector<uint64_t> hashes_;
-        uint64_t hash_ = 0;
-        size_t at_ = 0;
-    };
-
+    using Key = SequenceNumbers::Key;                        // a state of each leaf
     using Moves = std::vector<std::pair<int32_t, ByteSet>>;  // by target
 
-    // Copies the instructions of the leaves, of all those that the program has so far.
-    void read_code() {
-        std::unordered_map<int32_t, int32_t> numbers, set_numbers;
-        std::vector<int32_t> waiting;
-        auto number = [&](int32_t pc) {
-            const auto [at, is_new] = numbers.try_emplace(pc, int32_t(code_.size()));
-            if (is_new) code_.push_back(program_.code[pc]), waiting.push_back(at->second);
-            return at->second;
-        };
-        for (int32_t leaf : leaves_) starts_.push_back(number(leaf));
-        while (!waiting.empty()) {
-            const int32_t at = waiting.back();
-            waiting.pop_back();
-            Instruction i = code_[size_t(at)];
-            if (i.op == BYTES) {
-                const auto [set, is_new] = set_numbers.try_emplace(i.x, int32_t(sets_.size()));
-                if (is_new) sets_.push_back(program_.sets[i.x]);
-                i = {BYTES, set->second, number(i.y)};
-            } else if (i.op == SPLIT) {
-                const int32_t from = int32_t(followers_.size());
-                for (int32_t to = i.x; to < i.x + i.y; to++) followers_.push_back(number(program_.targets[to]));
-                i.x = from;
-            }
-            code_[size_t(at)] = i;
-        }
-        closures_.resize(code_.size());
-        seen_.assign(code_.size(), 0);
-    }
+    // Bytes of a class are of the same class in each leaf.
+    struct Class {
+        std::vector<uint8_t> of_leaves;
+        ByteSet bytes{};
+    };
 
-    // The bytes that no set tells apart.
-    void read_classes() {
-        const std::array<uint8_t, 256> classes = classes_of(sets_);
-        const int32_t num_classes = *std::max_element(classes.begin(), classes.end()) + 1;
-        members_.assign(size_t(num_classes), 0);
-        bytes_.assign(size_t(num_classes), ByteSet{});
-        for (int byte = 0; byte < 256; byte++) {
-            members_[classes[byte]] = uint8_t(byte);
-            put(bytes_[classes[byte]], uint8_t(byte));
-        }
-        classes_.resize(sets_.size());
-        parts_of_.resize(sets_.size());
-        seen_set_.assign(sets_.size(), 0);
-        for (size_t set = 0; set < sets_.size(); set++) {
-            for (int32_t cls = 0; cls < num_classes; cls++) {
-                if (has(sets_[set], members_[size_t(cls)])) classes_[set].push_back(cls);
+    void find_classes() {
+        std::array<size_t, 256> class_of{};
+        size_t count = 1;
+        for (const Leaf* leaf : leaves_) {
+            std::vector<int32_t> numbers(count * 256, -1);  // by both classes
+            count = 0;
+            for (size_t byte = 0; byte < 256; byte++) {
+                int32_t& number = numbers[class_of[byte] * 256 + leaf->classes()[byte]];
+                if (number < 0) number = int32_t(count++);
+                class_of[byte] = size_t(number);
             }
+        }
+        classes_.resize(count);
+        for (size_t byte = 0; byte < 256; byte++) {
+            Class& cls = classes_[class_of[byte]];
+            put(cls.bytes, uint8_t(byte));
+            if (!cls.of_leaves.empty()) continue;
+            for (const Leaf* leaf : leaves_) cls.of_leaves.push_back(leaf->classes()[byte]);
         }
     }
 
-    // What is reached from an instruction without a byte, in order.
-    const std::vector<int32_t>& closure(int32_t from) {
-        std::vector<int32_t>& reached = closures_[size_t(from)];
-        if (!reached.empty()) return reached;
-        waiting_.assign(1, from);
-        round_++;
-        while (!waiting_.empty()) {
-            const int32_t pc = waiting_.back();
-            waiting_.pop_back();
-            if (++work_ > MAX_WORK) throw TooLarge("an automaton takes too much work");
-            if (seen_[pc] == round_) continue;
-            seen_[pc] = round_;
-            const Instruction& i = code_[pc];
-            if (i.op == SPLIT) {
-                waiting_.insert(waiting_.end(), followers_.data() + i.x, followers_.data() + i.x + i.y);
-            } else {
-                reached.push_back(pc);
-            }
+    // Leaves without which the condition cannot hold come first: after their end no other one is asked.
+    void order_leaves() {
+        std::vector<Truth> dead(leaves_.size(), OPEN);
+        for (size_t leaf = 0; leaf < leaves_.size(); leaf++) {
+            dead[leaf] = NO;
+            is_needed_.push_back(truth(condition_, dead) == NO);
+            dead[leaf] = OPEN;
+            order_.push_back(leaf);
         }
-        std::sort(reached.begin(), reached.end());
-        return reached;
+        std::stable_partition(order_.begin(), order_.end(), [&](size_t leaf) { return is_needed_[leaf]; });
     }
 
-    // Appends what is reached from these instructions without a byte.
-    void append(const std::vector<int32_t>& from, Key& key) {
-        if (from.size() == 1) {
-            const std::vector<int32_t>& reached = closure(from[0]);
-            key.insert(key.end(), reached.begin(), reached.end());
-        } else if (!from.empty()) {
-            const size_t start = key.size();
-            for (int32_t pc : from) closure(pc);  // which marks instructions too
-            round_++;
-            bool is_sorted = true;
-            for (int32_t pc : from) {
-                for (int32_t reached : closures_[size_t(pc)]) {
-                    if (seen_[reached] == round_) continue;
-                    seen_[reached] = round_;
-                    is_sorted = is_sorted && (key.size() == start || key.back() < reached);
-                    key.push_back(reached);
-                }
-                work_ += int64_t(closures_[size_t(pc)].size());
-            }
-            if (work_ > MAX_WORK) throw TooLarge("an automaton takes too much work");
-            if (!is_sorted) std::sort(key.begin() + int64_t(start), key.end());
-        }
-        key.push_back(-1);
-    }
-
-    // Where each byte leads. Classes that the instructions of a state do not tell apart are looked at once.
-    void find_moves(const Key& key, Moves& moves) {
-        parts_.assign(members_.size(), 0);
-        int32_t num_parts = 1;
-        set_round_++;
-        here_.clear();
-        for (int32_t pc : key) {
-            if (pc < 0 || code_[pc].op != BYTES) continue;
-            int32_t& seen = seen_set_[size_t(code_[pc].x)];  // another instruction has the same set, often
-            if (seen == set_round_) continue;
-            seen = set_round_;
-            here_.push_back(code_[pc].x);
-            renamed_.assign(size_t(num_parts), -1);
-            for (int32_t cls : classes_[size_t(code_[pc].x)]) {
-                int32_t& name = renamed_[size_t(parts_[size_t(cls)])];
-                if (name < 0) name = num_parts++;
-                parts_[size_t(cls)] = name;
-            }
-        }
-        find_next(key, size_t(num_parts));
-        targets_.assign(size_t(num_parts), UNKNOWN);
-        for (size_t cls = 0; cls < members_.size(); cls++) {
-            int32_t& target = targets_[size_t(parts_[cls])];
-            if (target == UNKNOWN) target = number_of(next_[size_t(parts_[cls])]);
+    void find_moves(size_t state, Moves& moves) {
+        const Key key(states_.begin(state), states_.end(state));
+        next_.assign(leaves_.size(), UNKNOWN);
+        for (const Class& cls : classes_) {
+            const int32_t target = after(key, cls);
             if (target < 0) continue;
             auto at =
                 std::lower_bound(moves.begin(), moves.end(), target,
                                  [](const Moves::value_type& move, int32_t number) { return move.first < number; });
             if (at == moves.end() || at->first != target) at = moves.insert(at, {target, ByteSet{}});
-            for (int word = 0; word < 4; word++) at->second[word] |= bytes_[cls][word];
+            for (int word = 0; word < 4; word++) at->second[size_t(word)] |= cls.bytes[size_t(word)];
         }
     }
 
-    // Finds where each part of the bytes leads.
-    void find_next(const Key& key, size_t num_parts) {
-        for (int32_t set : here_) {
-            std::vector<int32_t>& parts = parts_of_[size_t(set)];
-            parts.clear();
-            for (int32_t cls : classes_[size_t(set)]) parts.push_back(parts_[size_t(cls)]);
-            std::sort(parts.begin(), parts.end());
-            parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
-        }
-        if (next_.size() < num_parts) next_.resize(num_parts), reached_.resize(num_parts);
-        for (size_t part = 0; part < num_parts; part++) next_[part].clear();
-        for (int32_t pc : key) {
-            if (pc < 0) {
-                for (size_t part = 0; part < num_parts; part++) {
-                    append(reached_[part], next_[part]);
-                    reached_[part].clear();
-                }
-            } else if (code_[pc].op == BYTES) {
-                for (int32_t part : parts_of_[size_t(code_[pc].x)]) {
-                    reached_[size_t(part)].push_back(code_[pc].y);
-                }
+    // -1 where the condition can hold no more.
+    int32_t after(const Key& key, const Class& cls) {
+        bool is_same = true;  // as the last one that was looked up
+        for (size_t leaf : order_) {
+            const int32_t next = leaves_[leaf]->after(key[leaf], cls.of_leaves[leaf]);
+            is_same = is_same && next == next_[leaf];
+            next_[leaf] = next;
+            if (is_needed_[leaf] && leaves_[leaf]->is_dead(next)) {
+                next_[order_.back()] = UNKNOWN;
+                return -1;
             }
         }
+        if (!is_same) last_ = number_of(next_);
+        return last_;
     }
 
     // -1 where the condition can hold no more.
@@ -252,18 +109,14 @@ private:
         if (known >= 0) return known;
         now_.clear();
         later_.clear();
-        bool is_between = false;
-        for (size_t at = 0; at < key.size(); at++) {
-            bool is_match = false;
-            size_t from = at;
-            for (; key[at] >= 0; at++) is_match = is_match || code_[key[at]].op == RET;
-            if (int32_t(now_.size()) == counted_) is_between = is_match && is_next_item(&key[from], at - from);
-            now_.push_back(is_match ? YES : NO);
-            later_.push_back(at == from ? NO : OPEN);
+        for (size_t leaf = 0; leaf < key.size(); leaf++) {
+            now_.push_back(leaves_[leaf]->accepts(key[leaf]) ? YES : NO);
+            later_.push_back(leaves_[leaf]->is_dead(key[leaf]) ? NO : OPEN);
         }
+        const bool is_between = counted_ >= 0 && now_[size_t(counted_)] == YES && is_next_item(key[size_t(counted_)]);
         const int32_t number = int32_t(states_.size());
         if (number > 0 && truth(condition_, later_) == NO) return -1;
-        if (states_.size() >= MAX_STATES) throw TooLarge("an automaton has too many states");
+        if (states_.size() >= MAX_AUTOMATON_STATES) throw TooLarge("an automaton has too many states");
         states_.add(key);
         accepts_.push_back(truth(condition_, now_) == YES);
         is_between_.push_back(is_between);
@@ -272,11 +125,10 @@ private:
 
     // Whether the counted leaf, which may end, can only go on with another item. Else no item may be told from what is
     // longer, and nothing can be counted.
-    bool is_next_item(const int32_t* pcs, size_t count) {
-        if (first_item_.empty()) first_item_.assign(pcs, pcs + count);
-        const bool is_same = first_item_.size() == count && std::equal(pcs, pcs + count, first_item_.begin());
-        is_countable_ = is_countable_ && is_same;
-        return is_same;
+    bool is_next_item(int32_t state) {
+        if (first_item_ < 0) first_item_ = state;
+        is_countable_ = is_countable_ && first_item_ == state;
+        return first_item_ == state;
     }
 
     static Truth truth(const BoolTree& tree, const std::vector<Truth>& leaves) {
@@ -327,55 +179,53 @@ private:
         return machine;
     }
 
-    const Program& program_;
-    const std::vector<int32_t>& leaves_;
+    const std::vector<Leaf*>& leaves_;
     const BoolTree& condition_;
     const int32_t counted_;
     bool is_countable_;
-    Key first_item_;
-    std::vector<int32_t> starts_;
-    std::vector<Instruction> code_;
-    std::vector<int32_t> followers_;
-    std::vector<ByteSet> sets_;
-    std::vector<uint8_t> members_;               // a byte of each class
-    std::vector<ByteSet> bytes_;                 // all of them
-    std::vector<std::vector<int32_t>> classes_;  // by set
-    Keys states_;
+    int32_t first_item_ = -1;
+    std::vector<Class> classes_;
+    SequenceNumbers states_;
     std::vector<Truth> now_, later_;
     std::vector<bool> accepts_, is_between_;
-    std::vector<std::vector<int32_t>> closures_;  // by instruction, once it is known
-    std::vector<int32_t> seen_, waiting_, parts_, renamed_, targets_, here_;
-    std::vector<std::vector<int32_t>> parts_of_, reached_;  // of a set of bytes; by part
-    std::vector<Key> next_;                                 // by part
-    std::vector<int32_t> seen_set_;                         // by set: the state of which it was last looked at
-    int32_t round_ = 0, set_round_ = 0;
-    int64_t work_ = 0;
+    std::vector<bool> is_needed_;  // by leaf
+    std::vector<size_t> order_;    // of leaves
+    Key next_;
+    int32_t last_ = -1;
 };
 
 }  // namespace
 
 std::array<uint8_t, 256> classes_of(const std::vector<ByteSet>& sets) {
-    std::array<uint8_t, 256> classes{};
-    int32_t count = 1;
+    std::vector<ByteSet> members{{~uint64_t(0), ~uint64_t(0), ~uint64_t(0), ~uint64_t(0)}};
     for (const ByteSet& set : sets) {
-        // Each class falls into those inside and those outside.
-        std::array<int32_t, 256> inside;
-        std::array<bool, 256> is_outside{};
-        inside.fill(-1);
-        for (int byte = 0; byte < 256; byte++) is_outside[classes[byte]] |= !has(set, uint8_t(byte));
-        for (int byte = 0; byte < 256; byte++) {
-            uint8_t old = classes[byte];
-            if (!has(set, uint8_t(byte)) || !is_outside[old]) continue;
-            if (inside[old] < 0) inside[old] = count++;
-            classes[byte] = uint8_t(inside[old]);
+        const size_t count = members.size();
+        for (size_t cls = 0; cls < count; cls++) {
+            // It falls into those inside and those outside.
+            ByteSet inside, outside;
+            uint64_t is_inside = 0, is_outside = 0;
+            for (size_t word = 0; word < 4; word++) {
+                is_inside |= inside[word] = members[cls][word] & set[word];
+                is_outside |= outside[word] = members[cls][word] & ~set[word];
+            }
+            if (is_inside == 0 || is_outside == 0) continue;
+            members[cls] = outside;
+            members.push_back(inside);
+        }
+    }
+    std::array<uint8_t, 256> classes{};
+    for (size_t cls = 1; cls < members.size(); cls++) {
+        for (size_t word = 0; word < 4; word++) {
+            for (uint64_t left = members[cls][word]; left != 0; left &= left - 1) {
+                classes[word * 64 + size_t(__builtin_ctzll(left))] = uint8_t(cls);
+            }
         }
     }
     return classes;
 }
 
-Automaton determined(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition,
-                     int32_t counted) {
-    return Determination(program, leaves, condition, counted).made();
+Automaton determined(const std::vector<Leaf*>& leaves, const BoolTree& condition, int32_t counted) {
+    return Determination(leaves, condition, counted).made();
 }
 
 std::vector<int32_t> Automaton::fewest_items() const {
@@ -434,7 +284,7 @@ Automaton with_at_most(const Automaton& machine, int32_t most) {
     number_of(0, 0);
     Automaton bounded;
     for (size_t at = 0; at < states.size(); at++) {  // grows
-        if (states.size() > MAX_STATES) throw TooLarge("an automaton has too many states");
+        if (states.size() > MAX_AUTOMATON_STATES) throw TooLarge("an automaton has too many states");
         const auto [state, items] = states[at];
         bounded.moves.emplace_back();
         bounded.accepts.push_back(machine.accepts[size_t(state)]);

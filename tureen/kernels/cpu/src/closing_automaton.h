@@ -1,10 +1,12 @@
 // Deterministic automata over bytes, of intersections and complements.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "closing_leaf.h"
 #include "closing_program.h"
 
 namespace tureen {
@@ -33,10 +35,8 @@ struct Automaton {
 // The bytes in classes that these sets do not tell apart; the number of classes is that of the last class and 1.
 std::array<uint8_t, 256> classes_of(const std::vector<ByteSet>& sets);
 
-// The texts for which the condition holds. `leaves`: where each begins; it ends with RET, and has no calls. `counted`:
-// the leaf whose items are counted, or -1. Throws TooLarge.
-Automaton determined(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition,
-                     int32_t counted = -1);
+// The texts for which the condition holds. `counted`: the leaf whose items are counted, or -1. Throws TooLarge.
+Automaton determined(const std::vector<Leaf*>& leaves, const BoolTree& condition, int32_t counted = -1);
 
 // The texts of a countable automaton with `most` items at most. Throws TooLarge.
 Automaton with_at_most(const Automaton& machine, int32_t most);

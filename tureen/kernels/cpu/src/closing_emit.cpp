@@ -28,12 +28,16 @@ Emitter::Emitter(const Tree& tree) : tree_(tree) {
 
 Program Emitter::whole() {
     measure();
-    program_.rules.push_back({-1, -1, 0, 0});
-    program_.rules[0].entry = emit(tree_.start, ret_);
-    while (!to_do_.empty()) {
-        auto [name, pc] = to_do_.back();
-        to_do_.pop_back();
-        set_targets(pc, {emit(tree_.rules[name], ret_)});
+    program_.num_starts = int32_t(tree_.starts.size());
+    program_.rules.assign(tree_.starts.size(), {-1, -1, 0, 0});
+    for (size_t start = 0; start < tree_.starts.size(); start++) {
+        const int32_t entry = emit(tree_.starts[start], ret_);
+        program_.rules[start].entry = entry;
+        while (!to_do_.empty()) {
+            auto [name, pc] = to_do_.back();
+            to_do_.pop_back();
+            set_targets(pc, {emit(tree_.rules[name], ret_)});
+        }
     }
     compact();
     return std::move(program_);
@@ -426,7 +430,7 @@ void Emitter::compact() {
         use(rules[rule].entry);
         if (rules[rule].body >= 0) use(rules[rule].body);
     };
-    use_rule(0);
+    for (int32_t start = 0; start < program_.num_starts; start++) use_rule(start);
     for (size_t at = 0; at < order.size(); at++) {  // grows
         const Instruction& i = code[order[at]];
         if (i.op == CALL) use_rule(i.x);

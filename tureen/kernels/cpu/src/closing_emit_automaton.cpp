@@ -37,29 +37,31 @@ int32_t Emitter::emit_automaton(const Automaton& machine, int32_t next) {
 
 // The automaton of a condition. `counted`: the leaf of which any number of items is taken, and `least` at least.
 Automaton Emitter::automaton(const Condition& condition, int32_t counted, int32_t least) {
-    bool was_flat = is_flat_;
-    if (!was_flat) flat_limit_ = int64_t(program_.code.size()) + MAX_FLAT_CODE;
+    const bool was_flat = is_flat_;
+    if (!was_flat) {
+        flat_limit_ = int64_t(program_.code.size()) + MAX_FLAT_CODE;
+        std::swap(by_node_, by_flat_node_);  // what was emitted for other purposes may have counters in it
+    }
     is_flat_ = true;
-    // What was emitted for other purposes may have counters in it.
-    PairNumbers others;
-    std::swap(others, by_node_);
     BoolTree tree = condition.tree;
-    std::vector<int32_t> leaves;
+    std::vector<int32_t> starts;
     for (size_t at = 0; at < condition.leaves.size(); at++) {
         const int32_t leaf = condition.leaves[at];
         const bool is_counted = int32_t(at) == counted;
-        leaves.push_back(is_counted ? emit_items(tree_.nodes[leaf].numbers[0], 0)
+        starts.push_back(is_counted ? emit_items(tree_.nodes[leaf].numbers[0], 0)
                          : leaf < 0 ? emit_any_text()
                                     : emit(leaf, ret_));
     }
     if (least > 0) {
         const int32_t item = tree_.nodes[condition.leaves[size_t(counted)]].numbers[0];
-        tree = {BoolTree::AND, 0, {tree, {BoolTree::LEAF, int32_t(leaves.size()), {}}}};
-        leaves.push_back(emit_items(item, least));
+        tree = {BoolTree::AND, 0, {tree, {BoolTree::LEAF, int32_t(starts.size()), {}}}};
+        starts.push_back(emit_items(item, least));
     }
-    std::swap(others, by_node_);
     is_flat_ = was_flat;
-    return determined(program_, leaves, tree, counted);
+    if (!was_flat) std::swap(by_node_, by_flat_node_);
+    std::vector<Leaf*> leaves;
+    for (int32_t start : starts) leaves.push_back(&leaves_.try_emplace(start, program_, start).first->second);
+    return determined(leaves, tree, counted);
 }
 
 Emitter::Regular Emitter::made(int32_t id) {
@@ -166,9 +168,11 @@ int32_t Emitter::emit_bounded(Regular& regular, int32_t next) {
 }
 
 int32_t Emitter::emit_any_text() {
-    int32_t loop = add({SPLIT, 0, 0});
-    set_targets(loop, {emit_chars({0, 0xD7FF, 0xE000, 0x10FFFF}, loop), ret_});
-    return loop;
+    if (any_text_ < 0) {
+        any_text_ = add({SPLIT, 0, 0});
+        set_targets(any_text_, {emit_chars({0, 0xD7FF, 0xE000, 0x10FFFF}, any_text_), ret_});
+    }
+    return any_text_;
 }
 
 }  // namespace tureen

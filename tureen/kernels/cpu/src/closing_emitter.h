@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,14 @@ private:
     std::vector<Slot> slots_;
     size_t count_ = 0;
     int shift_ = 64;
+};
+
+struct ByteSetHash {
+    size_t operator()(const ByteSet& set) const {
+        uint64_t hash = 0;
+        for (uint64_t word : set) hash = (hash ^ word ^ word >> 29) * 0x9E3779B97F4A7C15;
+        return size_t(hash ^ hash >> 32);
+    }
 };
 
 struct CharBytes {
@@ -127,10 +136,13 @@ private:
     std::vector<bool> is_recursive_;
     std::vector<std::pair<int32_t, int32_t>> to_do_;  // rules, and where they begin
     std::map<int32_t, int32_t> entries_, rule_ids_, shared_;
-    std::map<ByteSet, int32_t> set_ids_;
+    std::unordered_map<ByteSet, int32_t, ByteSetHash> set_ids_;
     std::map<std::vector<int32_t>, CharBytes> char_bytes_;  // by ranges
     std::array<int32_t, 256> byte_ids_;                     // of the sets of one byte, or -1
     PairNumbers by_bytes_, by_node_;                        // of a set, of a node, and of what follows: an instruction
+    PairNumbers by_flat_node_;                              // the same while nothing is flat, else the other one
+    std::map<int32_t, Leaf> leaves_;                        // by where they begin
+    int32_t any_text_ = -1;                                 // once it is emitted
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
     std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;
     std::map<std::pair<int32_t, bool>, Regular> regular_;  // and whether it is flat

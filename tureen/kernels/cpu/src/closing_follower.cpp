@@ -63,8 +63,11 @@ void Follower::reset() {
     settled_states_ = 0;
     settled_configurations_ = 0;
     frames_.push_back({0, 0, 0, {}});
-    start_ = closed({{program_.rules[0].entry, 0, 0}});
-    if (start_ < 0) start_ = state_of({}, false);
+    starts_.clear();
+    for (int32_t start = 0; start < program_.num_starts; start++) {
+        const int32_t state = closed({{program_.rules[size_t(start)].entry, 0, 0}});
+        starts_.push_back(state < 0 ? state_of({}, false) : state);
+    }
 }
 
 void Follower::tidy() {

@@ -38,7 +38,8 @@ public:
 
     static constexpr int32_t DEAD = -1, UNKNOWN = -2, SEVERAL = -3;
 
-    int32_t start() const { return start_; }
+    // The state at the beginning of the whole, or of a branch, which comes after it.
+    int32_t start(int32_t of = 0) const { return starts_[size_t(of)]; }
     int32_t after_byte(int32_t state, uint8_t byte) {
         int32_t target = moves_[size_t(state) * num_classes_ + classes_[byte]];
         return target != UNKNOWN ? target : move(state, classes_[byte]);
@@ -149,7 +150,7 @@ private:
     std::vector<uint8_t> members_;  // a byte of each class
     int32_t num_classes_ = 1;
     int32_t roomy_ = 0;  // items that a token and the cheapest rest behind it take at most
-    int32_t start_ = 0;
+    std::vector<int32_t> starts_;
 
     std::vector<Configurations> states_;
     std::vector<int32_t> costs_, moves_;

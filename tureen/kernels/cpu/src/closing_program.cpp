@@ -7,7 +7,7 @@ namespace tureen {
 
 namespace {
 
-constexpr int32_t VERSION = 4;
+constexpr int32_t VERSION = 5;
 
 template <class T>
 void write(const std::vector<T>& items, std::string& data) {
@@ -38,7 +38,8 @@ void read(std::vector<T>& items, const char*& data, size_t& size) {
 void check_program(const Program& program) {
     const int64_t count = int64_t(program.code.size());
     auto is_pc = [&](int64_t pc) { return pc >= 0 && pc < count; };
-    check(!program.rules.empty() && int64_t(program.cost.size()) == count);
+    check(program.num_starts > 0 && size_t(program.num_starts) <= program.rules.size());
+    check(int64_t(program.cost.size()) == count);
     for (int32_t target : program.targets) check(is_pc(target));
     for (int32_t cost : program.cost) check(cost >= 0 && cost <= NEVER);
     for (const Rule& rule : program.rules) {
@@ -73,7 +74,7 @@ void check_program(const Program& program) {
 
 std::string pack(const Program& program) {
     std::string data;
-    write(std::vector<int32_t>{VERSION}, data);
+    write(std::vector<int32_t>{VERSION, program.num_starts}, data);
     write(program.code, data);
     write(program.targets, data);
     write(program.sets, data);
@@ -88,9 +89,10 @@ std::string pack(const Program& program) {
 
 Program unpack(const char* data, size_t size) {
     Program program;
-    std::vector<int32_t> version;
-    read(version, data, size);
-    check(version.size() == 1 && version[0] == VERSION);
+    std::vector<int32_t> head;
+    read(head, data, size);
+    check(head.size() == 2 && head[0] == VERSION);
+    program.num_starts = head[1];
     read(program.code, data, size);
     read(program.targets, data, size);
     read(program.sets, data, size);

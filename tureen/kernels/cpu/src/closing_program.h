@@ -59,7 +59,8 @@ struct Program {
     std::vector<Instruction> code;
     std::vector<int32_t> targets;
     std::vector<ByteSet> sets;
-    std::vector<Rule> rules;    // the first is the whole
+    std::vector<Rule> rules;    // the first is the whole, those after it are its branches
+    int32_t num_starts = 1;     // the whole and its branches
     std::vector<bool> skips;    // by instruction, while costs are looked for: what can be left out of a SPLIT is
     std::vector<int32_t> cost;  // by instruction: tokens to the end of its rule, or of the counted rule's item
     // Of bounded rules. Instructions of the same state of an automaton are of the same place.

@@ -84,7 +84,9 @@ Tree read_tree(const int32_t* data, size_t size) {
     int32_t num_rules = number();
     check(num_rules >= 0 && size_t(num_rules) < size);
     for (int32_t rule = 0; rule < num_rules; rule++) tree.rules.push_back(number());
-    tree.start = number();
+    const int32_t num_starts = number();
+    check(num_starts > 0 && size_t(num_starts) < size);
+    for (int32_t start = 0; start < num_starts; start++) tree.starts.push_back(number());
     while (at < size) {
         TreeNode node;
         int32_t kind = number(), count = number();
@@ -96,7 +98,7 @@ Tree read_tree(const int32_t* data, size_t size) {
         tree.nodes.push_back(std::move(node));
     }
     int32_t num_nodes = int32_t(tree.nodes.size());
-    check(tree.start >= 0 && tree.start < num_nodes);
+    for (int32_t start : tree.starts) check(start >= 0 && start < num_nodes);
     for (int32_t rule : tree.rules) check(rule >= 0 && rule < num_nodes);
     tree.nullable.assign(size_t(num_nodes), false);
     for (bool changed = true; changed;) {

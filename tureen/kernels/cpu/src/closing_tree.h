@@ -29,7 +29,7 @@ struct TreeNode {
 struct Tree {
     std::vector<TreeNode> nodes;  // each behind its parts
     std::vector<int32_t> rules;   // their nodes
-    int32_t start = 0;
+    std::vector<int32_t> starts;  // of the language, then of its branches
 
     std::vector<int32_t> calls(int32_t node) const;
     bool is_nullable(int32_t node) const { return nullable[node]; }

@@ -72,11 +72,11 @@ struct Guard::Kept {
 };
 
 Guard::Guard(std::shared_ptr<const Facts> facts, std::shared_ptr<const Tokens> tokens,
-             std::shared_ptr<Follower> language_, std::vector<std::shared_ptr<Follower>> branches, Multiples multiples)
-    : language(std::move(language_)),
+             std::shared_ptr<Follower> language_, Multiples multiples)
+    : language(language_),
       facts_(std::move(facts)),
       tokens_(std::move(tokens)),
-      reader_(*facts_, Branches(std::move(branches)), std::move(multiples)),
+      reader_(*facts_, Branches(std::move(language_)), std::move(multiples)),
       sizes_{0} {
     places_.push_back(entered(facts_->start, 0));
     marks_.push_back(reader_.marks());

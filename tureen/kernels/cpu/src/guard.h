@@ -65,7 +65,7 @@ struct StepPlace {
 class Guard {
 public:
     Guard(std::shared_ptr<const Facts> facts, std::shared_ptr<const Tokens> tokens, std::shared_ptr<Follower> language,
-          std::vector<std::shared_ptr<Follower>> branches, Multiples multiples);
+          Multiples multiples);
 
     size_t num_words() const { return tokens_->num_words(); }
     void fill(uint32_t* mask);

@@ -12,7 +12,7 @@ constexpr size_t MAX_FOLLOWED = 32;
 }  // namespace
 
 Branches::Followed& Branches::followed(int32_t branch, int32_t start, const std::string& data, size_t end) {
-    Follower& follower = *followers_[size_t(branch)];
+    Follower& follower = *language_;
     const auto known = std::find_if(followed_.rbegin(), followed_.rend(), [&](const Followed& followed) {
         return followed.branch == branch && followed.start == start;
     });
@@ -27,7 +27,7 @@ Branches::Followed& Branches::followed(int32_t branch, int32_t start, const std:
     if (found.generation != follower.generation) found.states.clear();
     found.generation = follower.generation;
     std::vector<int32_t>& states = found.states;
-    if (states.empty()) states.push_back(follower.start());
+    if (states.empty()) states.push_back(follower.start(branch + 1));
     while (states.back() >= 0 && states.size() <= end - size_t(start)) {
         const int32_t next = follower.after_byte(states.back(), uint8_t(data[size_t(start) + states.size() - 1]));
         states.push_back(next);
@@ -38,13 +38,13 @@ Branches::Followed& Branches::followed(int32_t branch, int32_t start, const std:
 bool Branches::fits(int32_t branch, int32_t start, const std::string& data, size_t end) {
     const size_t size = std::min(end, data.size());
     if (size < size_t(start)) return true;
-    std::lock_guard<std::mutex> held(followers_[size_t(branch)]->lock);
+    std::lock_guard<std::mutex> held(language_->lock);
     const std::vector<int32_t>& states = followed(branch, start, data, size).states;
     return states.size() > size - size_t(start) && states[size - size_t(start)] >= 0;
 }
 
 void Branches::restrict(int32_t branch, int32_t start, const std::string& data, std::vector<uint32_t>& mask) {
-    Follower& follower = *followers_[size_t(branch)];
+    Follower& follower = *language_;
     std::lock_guard<std::mutex> held(follower.lock);
     const int32_t state = followed(branch, start, data, data.size()).states.back();
     if (state < 0) {

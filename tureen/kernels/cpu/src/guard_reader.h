@@ -61,10 +61,10 @@ struct JsonPlaces {
 // A callback: returns whether a number is a multiple, or if it is incomplete, whether it can become one.
 using Multiples = std::function<bool(int32_t node, std::string_view number, bool is_whole)>;
 
-// Follows values in the languages of branches, and continues from what was read before.
+// Follows values in the branches of a language, and continues from what was read before.
 class Branches {
 public:
-    explicit Branches(std::vector<std::shared_ptr<Follower>> followers) : followers_(std::move(followers)) {}
+    explicit Branches(std::shared_ptr<Follower> language) : language_(std::move(language)) {}
 
     // Returns whether the text from a value's start to `end` is a prefix of the branch's language.
     bool fits(int32_t branch, int32_t start, const std::string& data, size_t end);
@@ -80,10 +80,10 @@ private:
         std::vector<int32_t> states;  // after each byte
     };
 
-    // Follows the text as far as the branch allows. Takes the follower's lock.
+    // Follows the text as far as the branch allows. Takes the language's lock.
     Followed& followed(int32_t branch, int32_t start, const std::string& data, size_t end);
 
-    const std::vector<std::shared_ptr<Follower>> followers_;
+    const std::shared_ptr<Follower> language_;
     std::vector<Followed> followed_;  // the last is the one used last
 };
 

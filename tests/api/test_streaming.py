@@ -244,6 +244,15 @@ def test_a_stream_whose_first_token_is_late_begins_and_is_kept_open_by_comments(
     assert late.text.removeprefix(pings)[:5] == early.text[:5]
 
 
+def test_comments_of_a_stream_that_can_be_resumed_have_no_id():
+    """OpenAI's and Anthropic's clients read a block with an id and without data as an empty event, and fail."""
+    with App(resume_grace_s=60) as app:
+        text = app.run(held(app, "/generate", STREAMED["/generate"], 40)).text
+    *blocks, _ = text.split("\n\n")
+    assert blocks[:2] == [PING.decode().strip()] * 2
+    assert all(block.startswith("id: ") and "\ndata: " in block for block in blocks[2:])
+
+
 @pytest.mark.parametrize(("path", "sign"), [("/generate", "deadline"), ("/v1/chat/completions", "abort")])
 def test_a_request_that_fails_after_its_stream_began_says_so_in_the_stream(chatting, path, sign):
     answer = chatting.run(held(chatting, path, STREAMED[path] | {"deadline_ms": 20_000}, 40))

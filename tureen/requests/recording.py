@@ -114,7 +114,9 @@ class Recording:
                 self.has_events = self._grace_s > 0 and self.is_stream and body.endswith(BLANK_LINE)
             if self.has_events:
                 for event in body.removesuffix(BLANK_LINE).split(BLANK_LINE):
-                    self._add(f"id: {self.request_id}-{self.track.end}\n".encode() + event + BLANK_LINE)
+                    is_comment = event.startswith(b":")  # clients fail on an event with an id and without data
+                    name = b"" if is_comment else f"id: {self.request_id}-{self.track.end}\n".encode()
+                    self._add(name + event + BLANK_LINE)
             else:
                 self._add(body)
         self._tell()

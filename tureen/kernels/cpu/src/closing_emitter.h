@@ -141,7 +141,7 @@ private:
     std::map<std::vector<int32_t>, CharBytes> char_bytes_;  // by ranges
     std::array<int32_t, 256> byte_ids_;                     // of the sets of one byte, or -1
     PairNumbers by_bytes_, by_node_;                        // of a set, of a node, and of what follows: an instruction
-    PairNumbers by_flat_node_;                              // the same while nothing is flat, else the other one
+    PairNumbers by_flat_node_;                              // by_node_ of flat code; swapped with it while is_flat_
     std::map<int32_t, Leaf> leaves_;                        // by where they begin
     int64_t leaf_work_ = 0, kept_work_ = 0;                 // for the last condition; of all leaves
     int32_t any_text_ = -1;                                 // once it is emitted

@@ -1,4 +1,6 @@
 // The expressions of a language, which are Python's objects, become the numbers that closing_tree.h reads.
+#include <nanobind/stl/string.h>
+
 #include <string>
 #include <unordered_map>
 #include <vector>

@@ -8,6 +8,7 @@ import random
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import jsonschema
@@ -206,6 +207,31 @@ def test_branches_add_little_to_the_program_of_their_language():
     ]
     assert len(language.branches) == 2
     assert sizes[0] < 1.01 * sizes[1]
+
+
+def test_branches_that_need_many_states_together_are_seldom_followed_again_from_the_beginning():
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    kinds = range(6)
+    variants = [
+        {
+            "type": "object", "required": ["s", "t"], "additionalProperties": False,
+            "properties": {
+                **{f"p{other}": {**numbers, "uniqueItems": other == kind} for other in kinds},
+                "s": {"type": "string", "maxLength": 5_000 + kind},
+                "t": {"const": kind},
+            },
+        }
+        for kind in kinds
+    ]  # fmt: skip
+    grammar = compile_grammar(spec({"anyOf": variants}), backend("bytes"))
+    place, kept = grammar.start(), []
+    for byte in b'{"p1": [1, 2], "s": "' + 3_800 * b"a":
+        assert byte in allowed(place, VOCABULARIES["bytes"])
+        kept.append(grammar._inner.follower.num_kept)
+        assert place.accept(byte)
+        kept.append(grammar._inner.follower.num_kept)
+    assert grammar._inner.follower.num_branches == 6
+    assert sum(after < before for before, after in pairwise(kept)) == 1
 
 
 def test_a_language_whose_branches_are_too_large_goes_without_its_guard_and_lists_what_is_not_enforced():

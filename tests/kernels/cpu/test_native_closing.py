@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -16,6 +17,7 @@ from tureen.grammar.expression import (
     Chain,
     Chars,
     Choice,
+    Expression,
     Language,
     Not,
     Repeat,
@@ -168,7 +170,25 @@ def test_facts_of_a_guard_with_a_wrong_number_are_refused_or_are_others():
 
 
 LETTERS = Chars(((97, 99),))
+
+
+def without_many_words(num_times: int) -> Language:
+    """A long text in which none of many words may occur, each letter of which is any of 13."""
+    dice = random.Random(1)
+
+    def word() -> Chain:
+        return Chain(
+            tuple(Chars(tuple((char, char) for char in sorted(dice.sample(range(97, 123), 13)))) for _ in range(30))
+        )
+
+    whole: Expression = Text("".join(chr(dice.randrange(97, 123)) for _ in range(30_000)))
+    for _ in range(num_times):
+        whole = Both(whole, Not(Chain((ANYTHING, Choice(tuple(word() for _ in range(100))), Text("!")))))
+    return Language(whole)
+
+
 LARGE = {
+    "much work in each state of two parts": without_many_words(2),
     "a long repeat": Language(Not(Repeat(Choice((Text("ab"), Text("c"))), 0, 2_000_000))),
     "many states": Language(
         Both(Repeat(LETTERS), Not(Chain((ANYTHING, Text("a"), Repeat(LETTERS, 30, 30)))))  # each of 30 letters counts
@@ -190,6 +210,19 @@ def test_what_is_large_by_itself_compiles_with_what_makes_it_small():
     assert not place.accept(ord("b"))
     assert place.accept(ord("c"))
     assert place.accept(ord("b"))
+
+
+def test_conditions_with_the_same_part_are_as_large_together_as_each_may_be_by_itself():
+    far = Chain((ANYTHING, Text("a"), Repeat(LETTERS, 25, 25)))  # 26 letters count
+    wrong = Not(Choice((far, Chain((ANYTHING, Text("d"))))))
+    starts = [Text(4 * "".join(letters)) for letters in itertools.product("ab", repeat=4)]
+    more = Chain((Repeat(Chars(((97, 98),)), 14, 14), Text("d")))
+    parts = [Both(Chain((start, more)), wrong) for start in starts]  # 30,000 states each, none of which can end
+    program = kernels.closing_program(encoded(Language(Choice((*parts, Text("c")))), kernels), TRIE)
+    follower = kernels.Follower(program, TRIE)
+    mask = np.zeros(-(-len(TOKENS) // 32), dtype=np.uint32)
+    kernels.Place(follower).fill(mask)
+    assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [ord("c")]
 
 
 def test_where_all_languages_keep_much_those_used_longest_ago_forget_and_go_on_as_before():

@@ -29,8 +29,9 @@ def load_guarded(program: bytes, facts: GuardFacts | None, compiler: LanguageCom
 
 
 def translate(language: Language, compiler: LanguageCompiler, *, strict: bool) -> tuple[Language, bytes]:
-    """Compiles a language with the branches of its guard. If that is too large, returns the language without its guard,
-    which lists what is not enforced. Raises GrammarError, also there if strict."""
+    """Compiles a language together with the branches of its guard. If that is too large, compiles it without its guard
+    and lists what is then not enforced. Raises GrammarError if it is too large even so, or if it is `strict` and would
+    lose its guard."""
     try:
         return language, compiler.translate(language)
     except GrammarError:

@@ -126,8 +126,7 @@ nb::bytes tree_of(const nb::dict& rules, const nb::list& starts, const nb::dict&
 void bind_closing_tree(nb::module_& m) {
     m.def("closing_tree", &tree_of, "rules"_a, "starts"_a, "kinds"_a, "rewritten"_a,
           "A language as `closing_program` takes it: the rules' nodes, the starts', then the nodes, parts first. "
-          "`kinds`: "
-          "by the class of an expression. `rewritten` says what an intersection is written as.");
+          "`kinds`: by the class of an expression. `rewritten` says what an intersection is written as.");
 }
 
 }  // namespace tureen

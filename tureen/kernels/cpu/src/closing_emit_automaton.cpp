@@ -12,6 +12,7 @@ namespace tureen {
 namespace {
 
 constexpr int64_t MAX_FLAT_CODE = 600000;
+constexpr int64_t MAX_KEPT_WORK = 5000000;   // of the leaves that are kept for the next condition
 constexpr int64_t MAX_WRITTEN_OUT = 200;     // states of an automaton that could count beside it
 constexpr size_t MAX_SEARCHED_STATES = 100;  // of an automaton whose shortest text need not be that of fewest tokens
 
@@ -59,9 +60,24 @@ Automaton Emitter::automaton(const Condition& condition, int32_t counted, int32_
     }
     is_flat_ = was_flat;
     if (!was_flat) std::swap(by_node_, by_flat_node_);
+    return determined(starts, tree, counted);
+}
+
+// The automaton of a condition. `starts`: where its leaves begin. They are kept for the next condition, but not if they
+// are large: the next one would reach the bounds sooner.
+Automaton Emitter::determined(const std::vector<int32_t>& starts, const BoolTree& condition, int32_t counted) {
+    leaf_work_ = 0;
     std::vector<Leaf*> leaves;
-    for (int32_t start : starts) leaves.push_back(&leaves_.try_emplace(start, program_, start).first->second);
-    return determined(leaves, tree, counted);
+    for (int32_t start : starts) {
+        leaves.push_back(&leaves_.try_emplace(start, program_, start, leaf_work_).first->second);
+    }
+    Automaton machine = tureen::determined(leaves, condition, counted);
+    kept_work_ += leaf_work_;
+    if (kept_work_ > MAX_KEPT_WORK) {
+        leaves_.clear();
+        kept_work_ = 0;
+    }
+    return machine;
 }
 
 Emitter::Regular Emitter::made(int32_t id) {

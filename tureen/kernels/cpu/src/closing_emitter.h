@@ -121,6 +121,7 @@ private:
     Regular made(int32_t id);
     Regular counted(const Condition& condition, int32_t leaf);
     Automaton automaton(const Condition& condition, int32_t counted, int32_t least);
+    Automaton determined(const std::vector<int32_t>& starts, const BoolTree& condition, int32_t counted);
     BoolTree condition_of(int32_t id, std::vector<int32_t>& leaves);
     int32_t counted_leaf(const Condition& condition) const;
     void compact();
@@ -140,8 +141,9 @@ private:
     std::map<std::vector<int32_t>, CharBytes> char_bytes_;  // by ranges
     std::array<int32_t, 256> byte_ids_;                     // of the sets of one byte, or -1
     PairNumbers by_bytes_, by_node_;                        // of a set, of a node, and of what follows: an instruction
-    PairNumbers by_flat_node_;                              // the same while nothing is flat, else the other one
+    PairNumbers by_flat_node_;                              // by_node_ of flat code; swapped with it while is_flat_
     std::map<int32_t, Leaf> leaves_;                        // by where they begin
+    int64_t leaf_work_ = 0, kept_work_ = 0;                 // for the last condition; of all leaves
     int32_t any_text_ = -1;                                 // once it is emitted
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
     std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;

@@ -10,6 +10,7 @@ namespace tureen {
 namespace {
 
 constexpr int64_t MAX_WORK = 300000000;  // instructions that are looked at
+constexpr int64_t WORK_OF_STATE = 100;   // besides its instructions
 
 uint64_t hash_of(const SequenceNumbers::Key& key) {
     uint64_t hash = key.size();
@@ -54,11 +55,12 @@ void SequenceNumbers::grow() {
     }
 }
 
-Leaf::Leaf(const Program& program, int32_t start) {
+Leaf::Leaf(const Program& program, int32_t start, int64_t& work) : work_(work) {
     read_code(program, start);
     read_classes();
     close({0}, key_);
     number_of(key_);
+    spend(int64_t(code_.size()));
 }
 
 int32_t Leaf::after(int32_t state, uint8_t cls) {
@@ -199,6 +201,7 @@ void Leaf::find_next(const Key& key, size_t num_parts) {
         std::vector<int32_t>& parts = parts_of_[size_t(set)];
         parts.clear();
         for (int32_t cls : classes_[size_t(set)]) parts.push_back(parts_[size_t(cls)]);
+        spend(int64_t(parts.size()));
         std::sort(parts.begin(), parts.end());
         parts.erase(std::unique(parts.begin(), parts.end()), parts.end());
     }
@@ -207,7 +210,9 @@ void Leaf::find_next(const Key& key, size_t num_parts) {
     for (int32_t pc : key) {
         const Instruction& i = code_[size_t(pc)];
         if (i.op != BYTES) continue;
-        for (int32_t part : parts_of_[size_t(i.x)]) reached_[size_t(part)].push_back(i.y);
+        const std::vector<int32_t>& parts = parts_of_[size_t(i.x)];
+        for (int32_t part : parts) reached_[size_t(part)].push_back(i.y);
+        spend(int64_t(parts.size()));
     }
 }
 
@@ -215,6 +220,7 @@ int32_t Leaf::number_of(const Key& key) {
     const int32_t known = states_.find(key);
     if (known >= 0) return known;
     if (states_.size() >= MAX_AUTOMATON_STATES) throw TooLarge("an automaton has too many states");
+    spend(WORK_OF_STATE + int64_t(key.size()));
     states_.add(key);
     accepts_.push_back(std::any_of(key.begin(), key.end(), [&](int32_t pc) { return code_[size_t(pc)].op == RET; }));
     rows_.push_back(-1);

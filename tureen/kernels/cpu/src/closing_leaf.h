@@ -38,8 +38,9 @@ private:
 // A state is a set of instructions. State 0 is the start.
 class Leaf {
 public:
-    // `start`: an instruction from which no call is reached. It ends with RET.
-    Leaf(const Program& program, int32_t start);
+    // `start`: an instruction from which no call is reached. It ends with RET. `work` is counted for a condition's
+    // leaves together; memory is a few bytes for each unit. Throws TooLarge.
+    Leaf(const Program& program, int32_t start, int64_t& work);
 
     // The class of each byte. Bytes of a class lead to the same states.
     const std::array<uint8_t, 256>& classes() const { return class_of_; }
@@ -78,7 +79,7 @@ private:
     std::vector<int32_t> seen_set_;                         // by set: the state of which it was last looked at
     Key key_, next_;
     int32_t round_ = 0, set_round_ = 0;
-    int64_t work_ = 0;
+    int64_t& work_;
 };
 
 }  // namespace tureen

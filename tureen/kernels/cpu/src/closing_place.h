@@ -38,7 +38,7 @@ public:
 
     static constexpr int32_t DEAD = -1, UNKNOWN = -2, SEVERAL = -3;
 
-    // The state at the beginning of the whole, or of a branch, which comes after it.
+    // The state at the beginning: 0 is the whole, 1 its first branch.
     int32_t start(int32_t of = 0) const { return starts_[size_t(of)]; }
     int32_t after_byte(int32_t state, uint8_t byte) {
         int32_t target = moves_[size_t(state) * num_classes_ + classes_[byte]];

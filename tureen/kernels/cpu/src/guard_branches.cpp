@@ -24,14 +24,17 @@ Branches::Followed& Branches::followed(int32_t branch, int32_t start, const std:
     }
     Followed& found = followed_.back();
     follower.tidy();
-    if (found.generation != follower.generation) found.states.clear();
+    const bool is_replayed = found.generation >= 0 && found.generation != follower.generation;
+    if (is_replayed) found.states.clear();
     found.generation = follower.generation;
     std::vector<int32_t>& states = found.states;
     if (states.empty()) states.push_back(follower.start(branch + 1));
     while (states.back() >= 0 && states.size() <= end - size_t(start)) {
+        if (is_replayed) follower.begin_work();  // each byte stayed within the limit before
         const int32_t next = follower.after_byte(states.back(), uint8_t(data[size_t(start) + states.size() - 1]));
         states.push_back(next);
     }
+    if (is_replayed) follower.settle();
     return found;
 }
 

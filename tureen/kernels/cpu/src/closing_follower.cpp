@@ -108,11 +108,15 @@ void Follower::make_room() {
     }
 }
 
-// Raises the thresholds of `tidy` by what a replayed output needs, so that it is not replayed again at once. They stay
-// below the bounds at which `state_of` fails: what needs more is replayed often.
+// Raises the thresholds of `tidy` by what a replayed output needs, so that it is not replayed again at once.
 void Follower::settle() {
-    settled_states_ = std::min(states_.size(), MAX_STATES_OF_A_WALK - 2 * MAX_STATES);
-    settled_configurations_ = std::min(num_configurations_, 6 * MAX_CONFIGURATIONS);
+    settled_states_ = states_.size();
+    settled_configurations_ = num_configurations_;
+}
+
+// Whether thresholds that are raised now stay below the bounds at which `state_of` fails.
+bool Follower::may_settle() const {
+    return states_.size() <= MAX_STATES_OF_A_WALK - 2 * MAX_STATES && num_configurations_ <= 6 * MAX_CONFIGURATIONS;
 }
 
 int32_t Follower::after(int32_t state, int32_t token) {

@@ -73,6 +73,7 @@ public:
     // too much, clears those that were used least recently.
     void tidy();
     void settle();
+    bool may_settle() const;
     void begin_work() { work_ = 0; }
     int64_t num_kept() const { return num_configurations_; }
 

@@ -34,7 +34,7 @@ Branches::Followed& Branches::followed(int32_t branch, int32_t start, const std:
         const int32_t next = follower.after_byte(states.back(), uint8_t(data[size_t(start) + states.size() - 1]));
         states.push_back(next);
     }
-    if (is_replayed) follower.settle();
+    if (is_replayed && follower.may_settle()) follower.settle();  // what needs more is replayed often
     return found;
 }
 

@@ -32,6 +32,7 @@ ALLOWED = {
     ("costs.py", "now"): "what a test costs is measured",
     ("api/test_media_fields.py", "test_the_time_to_load_counts_against_the_deadline.slow"): "time is what it spends",
     ("api/test_media_fields.py", "_hold_up.slow"): "time is what it spends, or for ever",
+    ("api/test_streaming.py", "held"): "on the clock of the application's loop, which jumps over waits",
     ("serving/linked_fronts.py", "Link.follow"): "what the owner's process does again and again",
     ("bench/conftest.py", "FakeServer._stream"): "time is what a benchmark measures: never less than this",
     (

@@ -21,7 +21,7 @@ GREEDY = {"temperature": 0, "max_new_tokens": 8}
 
 @pytest.fixture(scope="module")
 def engine(default_model_source):
-    with tureen.Engine(max_total_tokens=2048, engine="thread") as running:
+    with tureen.Engine(max_total_tokens=2048, engine="thread", speculative=False) as running:
         yield running
 
 

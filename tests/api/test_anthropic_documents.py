@@ -123,9 +123,9 @@ def test_what_says_only_how_the_answer_is_made_is_told_by_a_count(app):
 
 def test_the_body_of_claude_code_runs_and_what_has_no_effect_is_told(tmp_path):
     (tmp_path / "short.jinja").write_text("{# <tool_call> #}say:hello")
-    [record] = json.loads(CLAUDE_CODE.read_text(encoding="utf-8"))
+    record, *_ = json.loads(CLAUDE_CODE.read_text(encoding="utf-8"))
     sent = record["request"]["body"]
-    assert [tool["name"] for tool in sent["tools"]] == ["Edit", "Read"]
+    assert {"Bash", "Edit", "Read"} <= {tool["name"] for tool in sent["tools"]}
     with App(chat_template=str(tmp_path / "short.jinja")) as app:
         answer = app.post(record["request"]["path"], **sent)
     assert answer.status_code == 200, answer.text

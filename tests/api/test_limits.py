@@ -23,7 +23,7 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_decoded(monkeypatch, p
     text = "[{:" * 99 + '\\":\\\\'
     sent = f'{{"text": "{text}", "n": [1, 2]}}'
     assert body.read_json("application/json", sent.encode())["n"] == [1, 2], "characters of a text are no parts"
-    with pytest.raises(PayloadTooLarge, match="at most 6 are taken"):
+    with pytest.raises(PayloadTooLarge, match="at most 6 are allowed"):
         body.read_json("application/json", sent.replace('"n": [1, 2]', parts).encode())
 
 

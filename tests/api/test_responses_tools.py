@@ -165,7 +165,7 @@ def test_who_wants_no_field_without_effect_is_told_of_such_tools_by_an_error(sho
 
 
 def codex_body() -> dict[str, Any]:
-    [record] = json.loads(CODEX.read_text(encoding="utf-8"))
+    record, *_ = json.loads(CODEX.read_text(encoding="utf-8"))
     return record["request"]["body"]
 
 

@@ -87,6 +87,8 @@ class Reader:
         blocks = text.split("\n\n")
         assert blocks.pop() == "", "a stream that ends within an event"
         for block in blocks:
+            if block.startswith(":"):
+                continue
             found = EVENT.fullmatch(block + "\n\n")
             assert found is not None, block
             assert not self.is_done, "an event after the last"

@@ -123,7 +123,7 @@ def replacing(path: Path) -> Iterator[io.BufferedWriter]:
     """
     descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=path.parent)
     try:
-        with open(descriptor, "wb") as file:
+        with _owned(descriptor) as file:
             yield file
         os.replace(part, path)
     except BaseException:
@@ -135,8 +135,16 @@ def write_private(path: Path, content: bytes) -> None:
     """Write a new file that only its owner may open. Raise FileExistsError if there is one, and other OSErrors."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with _owned(descriptor) as file:
             file.write(content)
     except OSError:  # the next start must not take half a file for a whole one
         path.unlink()
+        raise
+
+
+def _owned(descriptor: int) -> io.BufferedWriter:
+    try:
+        return open(descriptor, "wb")
+    except BaseException:
+        os.close(descriptor)
         raise

@@ -131,7 +131,7 @@ class Simulation:
     @property
     def may_be_lost(self) -> bool:
         """Calls to the engine may end without an answer of it."""
-        return bool(self.has_closed or self.faults.death or self.faults.freeze)
+        return bool(self.has_closed or self.faults.death or self.faults.freeze or self.faults.false_start)
 
     def run(self) -> Simulation:
         chance = random.Random(f"work {self.seed}")

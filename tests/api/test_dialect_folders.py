@@ -131,7 +131,7 @@ def test_an_unknown_verdict_in_a_table_is_an_error(tmp_path):
     "page", ["adding-a-backend.md", "adding-a-dialect.md", "adding-a-model.md", "adding-a-parameter.md"]
 )
 def test_what_a_page_about_adding_changes_is_still_there(page):
-    """The ledgers apply the diffs and try the result; whoever changes a line of them learns it here."""
+    """The ledgers apply the diffs. This test fails earlier, if a line that they change is edited."""
     for part in re.split(r"^(?=--- )", diff_of(page), flags=re.MULTILINE)[1:]:
         name, *hunks = re.split(r"^@@ .*\n", part, flags=re.MULTILINE)
         path = name.split("\n")[0].removeprefix("--- ").removeprefix("a/")

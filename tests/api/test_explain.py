@@ -35,7 +35,7 @@ def app(request, tmp_path_factory):
     write_model(folder, 1)
     template = folder / "chat.jinja"
     template.write_text("{{ messages[-1]['content'] }}")
-    # an explanation says whether its token was guessed, and that depends on earlier requests
+    # an explanation's `guessed` depends on earlier requests
     how = {"kernels": "native", "engine": request.param, "chat_template": str(template), "speculative": False}
     with RealApp(folder, grammar_backend="tureen", **how) as app:
         yield app

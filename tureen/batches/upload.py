@@ -59,7 +59,7 @@ class Upload:
             None if lifetime_s is None else now_s + lifetime_s,
         )
         await asyncio.to_thread(self._synchronise)
-        self._is_kept = True  # also when nobody waits for it any more: the store goes on
+        self._is_kept = True  # also if the client has left: the store continues
         try:
             await self._store.add_file(file)
         except TureenError:

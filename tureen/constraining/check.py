@@ -236,7 +236,7 @@ def _judge(spec: GrammarSpec, text: str) -> CheckVerdict:
 class Checker:
     """Checks in another process, for at most `CHECK_TIMEOUT_S`. Any thread may call it; calls wait for each other.
 
-    What nobody gets done with takes its time once, not for each of its outputs: others wait for it.
+    A check that times out takes its time once, not for each output of its constraint, because other calls wait.
     """
 
     def __init__(self) -> None:
@@ -263,8 +263,8 @@ class Checker:
             self._lock.release()
 
     async def check_in_turn(self, spec: GrammarSpec, text: str) -> CheckVerdict:
-        """The same for an event loop, which goes on, and for at most so long that nobody's answer is held up by others'
-        constraints."""
+        """The same for an event loop, which goes on, and for a limited time, so that no answer is delayed by other
+        requests' constraints."""
         try:
             turn = self._turns.submit(self.check, spec, text)
         except RuntimeError:  # it is closed, or the system starts no thread

@@ -22,13 +22,13 @@ START_TIMEOUT_S = 120.0
 MAX_IDLE = 2
 MAX_GROWTH_BYTES = 64 << 20
 IDLE_S = 60.0
-"""Seconds for which a worker that nobody needs is kept; the last one stays for as long as the server."""
+"""Seconds for which an idle worker is kept; the last one stays for as long as the server."""
 
 LOWER_AFTER_S = 0.05
 """A worker that takes more processor time comes after others from then on, and gets its share all the same."""
 LOWER_BY = 5  # of nice(2)
 IDLE_AFTER_S = 2.0
-"""A worker that takes more, as no real schema does, gets only what nobody else wants from then on."""
+"""A worker that takes more, as no real schema does, gets only memory that no other worker wants from then on."""
 LOOK_S = 0.25  # between looks at how much a worker has taken
 
 
@@ -42,12 +42,12 @@ class Task:
         self.has_begun = False  # a worker was there for it
         self.is_blameless = self.is_outside = False
         self.reply: CompileReply | None = None
-        self.is_ended = False  # nobody waits for it any more
+        self.is_ended = False  # no request waits for it any more
         self._worker: Worker | None = None
         self._first_cpu_s = self._last_cpu_s = 0.0
 
     def end(self) -> None:
-        """Nobody waits for it any more."""
+        """No request waits for it any more."""
         self.is_ended = True
         worker = self._worker
         if worker is not None and not self.is_over:
@@ -175,7 +175,7 @@ class CompilePool:
             self._give_back(*self._make(msgspec.msgpack.encode(WARM_UP)))
 
     def _end_idle(self) -> None:
-        """One of those that nobody needs is kept, others for a while."""
+        """One idle worker is kept, others for a while."""
         with self._lock:
             old_s = time.monotonic() - IDLE_S
             ended = [worker for worker in self._idle if not worker.is_alive]

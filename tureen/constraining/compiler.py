@@ -205,7 +205,7 @@ class Compiler:
         self._advance_queue()
 
     def release(self, compilation: Compilation) -> None:
-        """Its request does not wait any more. What nobody waits for is not compiled further."""
+        """Its request does not wait any more. A compilation that no request waits for is stopped."""
         job = self._jobs.get(compilation.spec)
         if job is None or compilation not in job.waiters:
             return

@@ -319,7 +319,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the engine, as the front sees it.
 
     `suspect`: it does not answer, and may come back; `replacing`: another one is being started. Requests wait meanwhile
-    and go on. `down`: requests are refused, and nobody knows until when. `unloaded`: it was ended to make room for
+    and go on. `down`: requests are refused for an unknown time. `unloaded`: it was ended to make room for
     other models, and is started again for the next request.
     """
 

@@ -115,7 +115,7 @@ def fetch(remote: RemoteFile, target: Path, received: Received) -> str:
     """
     part = target.with_name(target.name + PART)
     if target.exists():
-        os.replace(target, part)  # nobody knows whether it is whole and right
+        os.replace(target, part)  # it may be incomplete or wrong
     had = _size(part)
     digest = _fetch_part(remote, part, received)
     if had and not _is_right(remote, part, digest):  # what was there may have been of another file

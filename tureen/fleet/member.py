@@ -46,7 +46,7 @@ class Loads:
         self.phase = ""  # of the one that runs
         self.failure = ""  # why the last one failed
         self.retry_s = 0.0  # when the next one may be tried
-        self.is_asked_for = False  # to come though nobody waits, as by an operator
+        self.is_asked_for = False  # to be loaded although no request waits, for example by an operator
         self._num_failures = 0  # in a row
 
     def note_phase(self, phase: str, done: int, total: int) -> None:
@@ -84,7 +84,7 @@ class Member:
         self.num_users = 0  # requests for which it was chosen, and whose answer has not begun
         self.used_s = 0.0  # when it was used last, by the loop's clock
         self.loads = Loads()
-        self.is_retiring = False  # it is to be unloaded when nobody uses it
+        self.is_retiring = False  # it is unloaded after its last request
         self.waiters: dict[Waiter, None] = {}
 
     @property

@@ -24,7 +24,7 @@ class Room:
     def __init__(
         self, members: Sequence[Member], limit_bytes: int, measure: Measure, retire: Callable[[Member], None]
     ) -> None:
-        """`retire`: unloads a model that was to be unloaded when nobody uses it any more."""
+        """`retire`: unloads a retiring model after its last request."""
         self.limit_bytes = limit_bytes
         self._retire = retire
         self._members = members
@@ -55,7 +55,7 @@ class Room:
         return need
 
     async def make(self, member: Member) -> bool:
-        """Unloads models until this one fits. Returns False when nobody wants it any more.
+        """Unloads models until this one fits. Returns False when no request wants it any more.
 
         Raises InvalidRequest when it can never fit, StartupError when there is no such model.
         """
@@ -79,7 +79,7 @@ class Room:
         return True
 
     async def _wait_for_idle(self, loaded: Sequence[Member]) -> None:
-        """Waits until somebody has left, and lets nobody in to the model that was used longest ago."""
+        """Waits until a request has ended, and admits no request to the model that was used longest ago."""
         running = [other for other in loaded if other.standing == "loaded"]
         if not any(other.is_leaving for other in running):
             min(running, key=_last_use).is_leaving = True
@@ -89,7 +89,7 @@ class Room:
         await self._news.wait()
 
     async def unload(self, member: Member) -> None:
-        """Ends a model's engine. Nobody uses it."""
+        """Ends a model's engine. No request uses it."""
         assert member.client is not None
         member.standing = "unloading"
         await member.client.suspension.suspend()

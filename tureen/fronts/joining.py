@@ -70,7 +70,7 @@ class JoinedHost:
             await self._socket.read(reader)
         except (asyncio.IncompleteReadError, ConnectionError):
             self._lose("the engine process has closed its connection")
-        except Exception as error:  # an edge: an engine that nobody listens to is lost
+        except Exception as error:  # an edge: an engine whose messages are not read is lost
             log.exception("the engine process sent an invalid message")
             self._lose(f"the engine process sent an invalid message: {type(error).__name__}")
 

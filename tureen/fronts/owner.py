@@ -161,7 +161,7 @@ class FrontProcess:
 
     @property
     def is_away(self) -> bool:
-        """Says whether nobody takes its connections, as far as can be seen from here."""
+        """Returns whether no process seems to accept its connections."""
         return not self.is_up or time.monotonic() - self.heard_s > SILENT_S
 
     @property
@@ -436,8 +436,8 @@ class Fronts:
         self._told = facts
 
     async def _ask_all(self, op: str, **args: Any) -> list[Any]:
-        """Returns what each front answers; None of one that is gone, or does not answer. Nobody waits for one that has
-        been silent before."""
+        """Returns what each front answers; None of one that is gone, or does not answer. One that was
+        silent before is not waited for."""
         futures = {front: front.ask(op, **args) for front in self._all}
         present = [future for front, future in futures.items() if not front.is_away]
         if present:

@@ -1,4 +1,4 @@
-"""Passes a client's call from one front to another, over a unix socket that nobody else can open: the call's head, the
+"""Passes a client's call from one front to another, over a private unix socket: the call's head, the
 pieces of its body as they come, and the answer's back. Whoever leaves closes the connection."""
 
 from __future__ import annotations

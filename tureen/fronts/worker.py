@@ -90,7 +90,7 @@ class OrderTaker:
         self._period_s = FIGURES_S
 
     async def listen(self) -> None:
-        """Answers the owner until it is gone; then nobody may be left behind."""
+        """Answers the owner until it is gone; then this process must end."""
         while isinstance(message := await self._wire.receive(), Ask):
             value = self._do(message.op, message.args)
             if message.number:

@@ -1,7 +1,7 @@
 """Computes functions of rows so that a row's bits do not depend on the rows beside it.
 
-A library picks its code by the number of rows, and may treat the last ones otherwise than the first: nobody promises
-that a row's sum has one order. So rows are computed in pieces of a few sizes, and of these only in sizes for which a
+A library picks its code by the number of rows, and may treat the last ones otherwise than the first. No library
+promises that a row's sum has one order. So rows are computed in pieces of a few sizes, and only in sizes for which a
 probe has shown, on this machine with this library and this number of threads, that a row gets the same bits at every
 place in each of them. One row at a time is such a size wherever a computation can be repeated at all.
 """

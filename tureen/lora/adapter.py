@@ -129,7 +129,7 @@ def _existing(folder: str) -> Path:
         try:
             path = Path(folder).expanduser()
             is_there = (path / name).exists()
-        except (OSError, RuntimeError):  # a name too long, a folder that is closed, a home that nobody has
+        except (OSError, RuntimeError):  # a name too long, a folder that is closed, the home of an unknown user
             is_there = False
         if not is_there:
             raise _fault(f"has no readable {name}; give a folder that peft's save_pretrained wrote, with safetensors")

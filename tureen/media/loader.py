@@ -214,7 +214,7 @@ class MediaLoader:
         self._decodes.release()
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # somebody has looked at it, even where nobody waits any more
+            task.exception()  # asyncio logs an exception that is never read, and the client may have left
 
 
 async def _enter(semaphore: asyncio.Semaphore, field: str) -> None:

@@ -63,7 +63,7 @@ def choose_of(replicas: Sequence[Replica], known: Sequence[int], page_size: int,
 
 def _may_take(replica: Replica, passage: Passage, replicas: Sequence[Replica]) -> bool:
     """Says whether a replica may be given a request. While another front exchanges its weights, it takes what can go on
-    nowhere else, and is waited for; which weights anything else would get, nobody knows."""
+    nowhere else, and is waited for; other requests would get unknown weights."""
     if not passage.may_be_in(replica):
         return False
     if not replica.is_closed:

@@ -58,7 +58,7 @@ class ClusterAuthority:
 
 
 def write_files(contents: dict[str, bytes], folder: Path) -> None:
-    """Writes what `ClusterAuthority.issue` returns to files that nobody else may read."""
+    """Writes what `ClusterAuthority.issue` returns to files that only their owner may read."""
     for name, content in contents.items():
         path = folder / f"{name}.pem"
         path.unlink(missing_ok=True)

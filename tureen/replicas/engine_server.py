@@ -262,7 +262,7 @@ class EngineServer:
         are read for this model. Raises TureenError."""
         value = await self.engine.call("update_weights", **args)
         path = args["path"]
-        weights = ""  # that nobody has, where the files have gone meanwhile
+        weights = ""  # no engine has these: the files may be gone by now
         with contextlib.suppress(OSError, errors.StartupError):
             weights = await asyncio.to_thread(lambda: weights_digest(open_model(Path(path))))
         self._digests = msgspec.structs.replace(self._digests, weights=weights)

@@ -39,8 +39,8 @@ def choose(standings: Sequence[Standing], cost: float) -> int:
 
 
 class PrefixIndex:
-    """Remembers which pages each replica was given, newest last, no more than its cache holds. It is a hint: nobody
-    asks the replicas.
+    """Remembers which pages each replica was given, newest last, no more than its cache holds. It is a hint: the
+    replicas are not asked.
 
     A page is known by a hash of itself and all pages before it, which is the same in every process. Two that collide
     cost a worse choice and nothing else.

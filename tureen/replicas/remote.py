@@ -110,7 +110,7 @@ class RemoteHost:
         self.engine_id = ""
 
     async def start(self) -> None:
-        """Connects. Raises OSError where nobody is there, StartupError where the wrong one is."""
+        """Connects. Raises OSError if nothing listens there, and StartupError if it is the wrong engine."""
         address = await self._place.find()
         self._address = str(address)
         try:
@@ -211,7 +211,7 @@ class RemoteHost:
         except (asyncio.IncompleteReadError, OSError) as error:
             reason = f": {error.strerror or error}" if isinstance(error, OSError) else ""
             self._lose(f"the connection to {self._address} has ended{reason}", is_suspicious=False)
-        except Exception as error:  # an edge: an engine that nobody listens to is lost
+        except Exception as error:  # an edge: an engine whose messages are not read is lost
             log.exception("%s was not understood", self._address)
             self._lose(f"{self._address} was not understood: {type(error).__name__}")
 

@@ -62,7 +62,7 @@ async def roll(
 
 
 async def _exchange(replica: Replica, replicas: Sequence[Replica], company: Company, source: Mapping[str, Any]) -> None:
-    """Waits until nobody needs the weights of a replica, and exchanges them. Raises what the engine does."""
+    """Waits until no request needs the weights of a replica, and exchanges them. Raises what the engine does."""
     is_last = sum(other.weights == replica.weights for other in replicas) == 1
     while True:
         while await company.ask("needs" if is_last else "holds", replica):

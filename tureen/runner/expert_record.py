@@ -46,7 +46,7 @@ class ExpertRecord:
     def _check(self, forward: Forward) -> None:
         """Raises InvalidRequest where there is nothing to count, or no way to."""
         if not self._layers:
-            forward.count_experts(is_on=False)  # where nobody knows of experts, it says so itself
+            forward.count_experts(is_on=False)  # a model without experts raises here
             raise InvalidRequest("the model has no experts, so there is nothing to count", code="no_experts")
 
 

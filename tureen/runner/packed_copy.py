@@ -151,7 +151,7 @@ def _facts(file: Path) -> tuple[int, int]:
 
 
 def _open_own(path: Path) -> io.BufferedReader:
-    """Opens a plain file that nobody else can have written. Raises _Unusable, OSError."""
+    """Opens a plain file that no other user can have written. Raises _Unusable, OSError."""
     file = open_regular(path, no_link=True)
     try:
         status = os.fstat(file.fileno())

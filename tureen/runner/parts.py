@@ -97,8 +97,8 @@ class ForwardParts:
     def update(self, source: ModelSource, load_format: str | None) -> None:
         """Replaces the weights that are there, or that were given back, by those of `source`.
 
-        The old ones are freed when nobody holds them any more. Raises InvalidRequest, Unavailable, and changes nothing,
-        when the new ones cannot be loaded.
+        The old ones are freed when their last reference is dropped. Raises InvalidRequest or Unavailable, and changes
+        nothing, if the new ones cannot be loaded.
         """
         config = self._config
         if load_format is not None:

@@ -93,7 +93,7 @@ def _load(order: RankOrder, device: DeviceInfo, group: RankGroup) -> ModelRunner
 
 
 def _no_sampler(device: DeviceInfo, shape: ModelConfig, capacity: Capacity) -> Sampler:
-    """Returns a sampler that nobody asks: rank 0 draws."""
+    """Returns a sampler that is never called: rank 0 draws."""
     arithmetic = TorchArithmetic(torch.device(device.name))
     return Sampler(capacity.max_rows, shape.vocab_size, arithmetic, CustomProcessors({}, None))
 

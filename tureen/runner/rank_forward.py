@@ -48,7 +48,7 @@ class RankForward(TorchForward):
         return output
 
     def read_rest(self) -> None:
-        """Takes from the other ranks what nobody has asked for of the last step: they wait to hand it over."""
+        """Reads the unread results of the last step from the other ranks, which wait to send them."""
         for _ in self._unread:
             pass
 

@@ -60,7 +60,7 @@ def allocate(
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: DeviceInfo) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.name)
-    # fresh zeroed memory that nothing has written to: pages nobody has used yet are not resident
+    # fresh zeroed memory that nothing has written to: unused pages are not resident
     memory = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 

@@ -166,7 +166,7 @@ class Lease:
         self.is_settled = threading.Event()
 
     def note_use(self, idle_since_s: float | None) -> None:
-        """Notes since when nobody needs the processor, in seconds of the monotonic clock; None: requests need it."""
+        """Notes since when the processor is idle, in seconds of the monotonic clock; None: requests need it."""
         self.idle_since_s = idle_since_s or 0.0
         if self.processor is not None:
             self.processor.worker.idle_since_s = idle_since_s
@@ -254,7 +254,7 @@ class ProcessorPool:
                     batch = waiting.pop(processor)
                     with self._noting(batch.key, results, begun_s):
                         results[batch.key] = processor.finish(len(batch.logits), until_s)
-        except BaseException:  # replies that nobody has read must not be taken for later ones
+        except BaseException:  # unread replies must not be taken for later ones
             for batch in batches:
                 self._fail(batch.key, ProcessorError("a step was interrupted"))
             raise
@@ -272,7 +272,7 @@ class ProcessorPool:
         return waits
 
     def end_idle(self) -> None:
-        """Ends the workers that nobody has needed for IDLE_S."""
+        """Ends the workers that were idle for IDLE_S."""
         with self._lock:
             old_s = self._clock() - IDLE_S
             for lease in list(self._leases.values()):
@@ -424,7 +424,7 @@ class ProcessorPool:
 
 
 def _has_lost_worker(lease: Lease) -> bool:
-    """Says whether a worker was ended while nobody needed it, for want of memory or from outside."""
+    """Returns whether a worker was ended while idle, by a lack of memory or from outside."""
     worker = None if lease.processor is None else lease.processor.worker
     return worker is not None and (worker.is_killed or not worker.is_alive)
 

@@ -54,18 +54,18 @@ def main(make_program: Callable[[bytes], Program]) -> None:
     control, setup = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to stop; its end is ours
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody could tell how a worker ended
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise no process learns how a worker ended
     program = make_program(os.pread(setup, os.fstat(setup).st_size, 0))
     os.close(setup)
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(OSError):  # nobody waits any more
+    with contextlib.suppress(OSError):  # the parent no longer waits
         control.send(READY)
         workers: Workers = {}
         try:
             _serve(control, program, workers)
         finally:
-            for pid, _ in workers.values():  # nobody else may be there to reap them
+            for pid, _ in workers.values():  # no other process may be left to reap them
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 

@@ -184,7 +184,7 @@ class Supervisor:
             return worker
 
     def end(self, worker: Worker) -> None:
-        """Ends a worker that nobody needs and whose reply nobody waits for."""
+        """Ends a worker that is not needed and whose reply no caller waits for."""
         with self._changed:
             self._workers.pop(worker, None)
             self._stopped.pop(worker, None)
@@ -221,7 +221,10 @@ class Supervisor:
             except OSError as error:
                 log.error("the process that starts %s cannot be started: %s", self.name, error.strerror)
             finally:
-                was_ready = self._enter("starting") in ("ready", "suspect")  # first: nobody forks from what has ended
+                was_ready = self._enter("starting") in (
+                    "ready",
+                    "suspect",
+                )  # first, so that no caller forks from an ended server
                 self._server = None
                 if server is not None:
                     server.reap(is_orderly=self._closing.is_set())

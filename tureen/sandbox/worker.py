@@ -172,7 +172,7 @@ class Worker:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the process, and frees what belongs to it here. Nobody may wait for its reply."""
+        """Ends the process, and frees what belongs to it here. No caller may wait for its reply."""
         self.kill()
         self._connection.close()
         if self._process >= 0:

@@ -93,7 +93,7 @@ class Link:
         while True:
             payload = self._receive()
             if payload is None:
-                os._exit(1)  # the server is gone: nobody may be left behind, whatever the engine is doing
+                os._exit(1)  # the server is gone: this process must end, whatever the engine is doing
             if payload == PING:
                 self._write(PING)
                 continue

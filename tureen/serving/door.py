@@ -76,7 +76,7 @@ class Guest:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        with self._news:  # nobody sends now: the descriptor's number may be another connection's at once
+        with self._news:  # no thread sends now: another connection may reuse the descriptor's number
             self._connection.close()
             self._is_closed = True
             self._news.notify()

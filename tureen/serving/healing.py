@@ -367,7 +367,7 @@ class HealingClient:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        """Ends the streams that wait: nobody waits any longer."""
+        """Ends the waiting streams."""
         self._turn("down", reason)
 
         def refuse() -> errors.TureenError:

@@ -105,7 +105,7 @@ class ThreadHost:
         if len(self._outbox) == 1:
             try:
                 self._event_loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:  # the event loop is closed: nobody listens any more
+            except RuntimeError:  # the event loop is closed
                 self._outbox.clear()
 
     def _drain(self) -> None:

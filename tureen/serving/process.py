@@ -102,7 +102,7 @@ class ProcessHost:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self._child.wait, END_TIMEOUT_S)
             self._lose(_how_ended(self._child.returncode))
-        except Exception as error:  # an edge: an engine that nobody listens to is lost
+        except Exception as error:  # an edge: an engine whose messages are not read is lost
             log.exception("the engine process sent an invalid message")
             self._lose(f"the engine process sent an invalid message: {type(error).__name__}")
 

@@ -248,7 +248,7 @@ class Streams:
 
     @property
     def is_busy(self) -> bool:
-        """Says whether the engine has, or is to get, anything to do. What has ended and nobody has taken is nothing."""
+        """Returns whether the engine has or will get work. Finished streams that no client has read do not count."""
         return bool(self._calls or self.num_live)
 
     @property

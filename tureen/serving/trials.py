@@ -68,7 +68,7 @@ class Trials:
         return self._tried.pop(request_id, None) is not None and self._next()
 
     def _next(self) -> bool:
-        """Tries half of the next group, where nobody is tried any more. Returns whether others may run now."""
+        """Tries half of the next group if no request is being tried. Returns whether others may run now."""
         if self._tried:
             return False
         while self._held and not self._held[-1]:

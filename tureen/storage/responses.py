@@ -30,7 +30,7 @@ LOST = {
     "code": "server_error",
     "message": "the server ended while it generated this response; send the request again",
 }
-"""Error of a response that nobody works on any more."""
+"""Error of a response whose generation was lost."""
 
 ROOM_SHARE = 0.9
 """Share of the limit that is left in a file that has grown beyond it."""

@@ -1,8 +1,8 @@
 """Guards against control tokens in clients' messages: only the chat template writes them; text that spells one is
 encoded as text.
 
-In a template's own literals each control token is replaced by an alias, a few private-use characters that nobody can
-guess. The tokenizer that encodes renderings knows the aliases and not the texts of the tokens. So it does not matter
+In a template's own literals each control token is replaced by an alias, a few private-use characters that clients
+cannot guess. The tokenizer of renderings knows the aliases and not the texts of the tokens. So it does not matter
 where clients put a token's text, or how a template cuts, joins, trims or replaces it: it stays text.
 """
 

@@ -84,7 +84,7 @@ class Identity:
         return self._value
 
     def _of(self, facts: Mapping[str, Any]) -> bytes:
-        """Returns a digest that nobody else has where the content of the files that were read is not known."""
+        """Returns a unique digest, for files whose content is not known."""
         contents = None
         if facts["files"] is not None:
             with suppress(OSError):

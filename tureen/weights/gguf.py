@@ -78,8 +78,8 @@ class _Fault(Exception):
 class Metadata(Mapping[str, Any]):
     """Every key of a GGUF file, and its value.
 
-    Arrays of numbers are numpy arrays; those of strings become lists each time they are asked for: they are large, and
-    nobody needs them for long. Raises StartupError for a string that is not UTF-8.
+    Arrays of numbers are numpy arrays; those of strings become lists each time they are asked for, because they are
+    large and needed briefly. Raises StartupError for a string that is not UTF-8.
     """
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ class StoredPart(NamedTuple):
 
 
 class Module:
-    """The tensors of one module. `parts`: those that nobody has taken yet, by the last word of their names (weight,
+    """The tensors of one module. `parts`: those that were not taken yet, by the last word of their names (weight,
     bias, …)."""
 
     def __init__(self, name: str) -> None:

@@ -146,7 +146,7 @@ class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 class AnthropicRedactedThinkingBlock(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="redacted_thinking"
 ):
-    """Reasoning that another server has encrypted. Nobody can read it here, so it is left out and told."""
+    """Reasoning that another server has encrypted. It cannot be read here, so it is left out and reported."""
 
     data: str
 

@@ -155,7 +155,7 @@ class LineCaller(NamedTuple):
     endpoints: Mapping[str, Entry]
 
     async def answer(self, batch: BatchRecord, body: bytes) -> Response:
-        """Returns the answer to a line. It runs when nobody else does, and again when the server could not answer."""
+        """Returns the answer to a line. A line runs when no other request does, and again if it was not answered."""
         request_id = uuid.uuid4().hex[:12]
         refusal = _refusal(body)
         if refusal is not None:

@@ -392,7 +392,7 @@ def sealed(reasoning: str) -> str:
 
 
 def _reasoning(item: ResponsesReasoningItem, where: str) -> str:
-    """Returns the text of reasoning. What another server has encrypted is told, because nobody here can read it."""
+    """Returns the text of reasoning. If another server has encrypted it, it is reported as ignored."""
     text = "".join(part.text for part in item.content or ())
     if not text and item.encrypted_content is not None:
         seal, _, code = item.encrypted_content.partition(SEAL)

@@ -40,7 +40,7 @@ class Keeping(NamedTuple):
             await self.store.add(self.owner, response, self.asked, self.continued)
 
     def add_later(self, response: dict[str, Any]) -> None:
-        """Keeps a response that nobody waits for: its client has left, or an error ended it."""
+        """Keeps a response that no client waits for: its client has left, or an error ended it."""
         task = asyncio.create_task(self._add_quietly(response))
         self.store.background.add(task)
         task.add_done_callback(self.store.background.discard)

@@ -34,7 +34,7 @@ class TextLogprobs:
         self._positions = output.output_logprobs
 
     def skip(self, text: str) -> None:
-        """Passes over a text whose log-probabilities nobody wants."""
+        """Skips a text whose log-probabilities were not requested."""
         self._find(text)
 
     def take(self, text: str) -> list[dict[str, Any]]:

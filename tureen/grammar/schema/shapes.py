@@ -110,7 +110,7 @@ class ValueShape:
 
 
 def is_subtracted(node: ValueSet) -> bool:
-    """Returns whether a set is a complement that nobody has looked into: it is taken from others as it is."""
+    """Returns whether a set is a complement that was not expanded: it is subtracted from others as it is."""
     return node.kind == "not" and node.shape is None and not node.busy
 
 

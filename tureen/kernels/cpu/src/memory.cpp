@@ -17,11 +17,11 @@ namespace tureen {
 
 namespace {
 constexpr size_t HUGE_PAGE = size_t(2) << 20;
-constexpr size_t BLOCK = size_t(64) << 20;  // what nobody touches of it takes no memory
+constexpr size_t BLOCK = size_t(64) << 20;  // pages that are never touched take no memory
 constexpr size_t LINE = 64;
 }  // namespace
 
-// Here and in the arena a line follows the last byte. Nobody may touch it; a checked build finds who does.
+// Here and in the arena a line follows the last byte. No code may touch it; a checked build finds code that does.
 Memory::Memory(size_t bytes, bool huge) : bytes_(bytes) {
     huge = huge && bytes >= HUGE_PAGE;
     size_t alignment = huge ? HUGE_PAGE : LINE;

@@ -8,7 +8,7 @@
 
 namespace tureen {
 
-// Zeroed pages straight from the system: those that nobody touches take no memory. Throws std::bad_alloc.
+// Zeroed pages straight from the system: pages that are never touched take no memory. Throws std::bad_alloc.
 class Memory {
 public:
     explicit Memory(size_t bytes, bool huge = true);

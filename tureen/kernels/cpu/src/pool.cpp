@@ -218,7 +218,7 @@ Pool::Pool(int threads, bool adapts) {
     for (int i = 1; i < threads; i++) team_->workers.emplace_back([team = team_.get(), i] { team->work(i); });
 }
 
-// In a forked process there is nobody to join, and a condition variable with sleepers waits for them before it goes.
+// A forked process has no threads to join, and a condition variable with sleepers waits for them before it goes.
 Pool::~Pool() {
     if (team_->forks_at_start != count_forks()) team_.release();
 }

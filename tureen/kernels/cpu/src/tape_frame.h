@@ -40,7 +40,7 @@ inline std::vector<Inputs> kinds_of(const Matrices& parts) {
 struct View {
     Activations kinds[4];
     int count = 0;
-    const float* low = nullptr;  // [rows][low_width]: what Additions::shrink makes of them; null = nobody adds anything
+    const float* low = nullptr;  // [rows][low_width]: what Additions::shrink makes of them; null = no adapter
     int low_width = 0;
 
     const Activations& of(const Matrix& w) const {

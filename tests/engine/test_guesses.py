@@ -206,7 +206,7 @@ def repeated(guesser, *outputs, **request):
         guesser.ended(Repeating((7, 7, *output), num_prompt=2, **request))
 
 
-def test_a_client_s_output_is_guessed_from_its_recent_ones_and_from_nobody_else_s():
+def test_an_output_is_guessed_from_recent_ones_of_its_client_and_of_no_other():
     guesser, step = timed_guesser(lambda tokens: tokens)
     step(1, 0)
     repeated(guesser, range(20, 30), client="a", cache_salt="s")

@@ -24,7 +24,7 @@ def ledgers():
         import ledgers
 
         yield ledgers
-    for name in ("ledgers", "import_rules", "check_native", "test_isas"):
+    for name in ("ledgers", "import_rules", "check_native", "test_busy", "test_isas"):
         sys.modules.pop(name, None)
 
 
@@ -72,8 +72,27 @@ def test_what_stays_in_the_process_is_no_act(acts, call):
 
 def test_each_exception_names_a_test_that_is_there():
     for name in lanes.EXCEPTIONS:
-        path, _, function = name.partition("::")
-        assert f"def {function}" in (lanes.TESTS / path).read_text(encoding="utf-8"), name
+        assert_is_there(lanes.TESTS, name)
+
+
+@pytest.mark.parametrize("tool", ["check_native", "test_busy", "test_isas"])
+def test_each_tool_names_tests_that_are_there(ledgers, tool):
+    names = named_tests(importlib.import_module(tool))
+    assert names
+    for name in names:
+        assert_is_there(ledgers.ROOT, name)
+
+
+def named_tests(tool) -> set[str]:
+    """All paths of tests in the tuples of a tool's module."""
+    values = [value for value in vars(tool).values() if isinstance(value, tuple)]
+    return {name for names in values for name in names if str(name).startswith("tests/") and "*" not in str(name)}
+
+
+def assert_is_there(root: Path, name: str) -> None:
+    path, _, function = name.partition("::")
+    assert (root / path).exists(), name
+    assert not function or f"def {function}(" in (root / path).read_text(encoding="utf-8"), name
 
 
 def test_a_lane_is_a_folder():

@@ -21,7 +21,7 @@ def generate(server: ServerProcess, **body) -> dict:
     return response.json()
 
 
-def test_the_model_answers_a_question_again_from_the_cache_and_for_nobody_who_has_left(server):
+def test_the_model_answers_a_question_again_from_the_cache(server):
     the_model_answers_a_question_and_says_why_it_stopped(server)
     a_repeated_prompt_comes_from_the_cache_and_changes_nothing(server)
     a_client_that_leaves_frees_its_place(server)

@@ -214,7 +214,8 @@ CHANGES_NO_TOKEN = re.compile(
     r"speculation_type|target_lookbehind|is_assistant|output_.*|return_dict_in_generate|transformers_version|"
     r"(bos|pad|decoder_start)_token_id|remove_invalid_values|renormalize_logits"
 )
-"""Settings of transformers' generation about speed, about what is returned, and about models of other kinds."""
+"""Settings in transformers' GenerationConfig that choose no token: they affect speed or the form of the output, or
+belong to another kind of model."""
 
 
 def test_no_sampling_option_of_tabbyapi_or_transformers_is_reported_as_ignored():

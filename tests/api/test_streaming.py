@@ -223,7 +223,7 @@ def chatting():
 
 
 async def held(app, path, body, seconds):
-    """An answer whose first token can come after so many seconds."""
+    """Post `body` to a paused server, resume after `seconds`, and return the response."""
     await app.http.post("/pause_generation", json={"mode": "in_place"})
     task = asyncio.create_task(app.http.post(path, json=body))
     await asyncio.sleep(seconds)

@@ -150,7 +150,7 @@ class Guesser:
 
 
 def _space(sequence: Sequence) -> tuple[str, str, str]:
-    """Return what is equal for requests that may see each other's outputs in their guesses."""
+    """Return the key of requests that may draw guesses from each other's outputs."""
     return sequence.request.client, *sequence.request.cache_space
 
 

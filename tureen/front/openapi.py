@@ -32,7 +32,7 @@ OUR_FIELD_TYPES: FieldTypes = {
     (SamplingParams, "stop"): str | Stops,
     (SamplingParams, "stop_regex"): str | Stops,
 }
-"""Types to document for fields whose declared type is looser than what is accepted; dialects have more
+"""The types that OpenAPI shows for fields that accept fewer values than their declared types. Dialects add theirs
 (`Dialect.field_types`)."""
 
 ERROR = {

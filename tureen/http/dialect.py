@@ -173,8 +173,7 @@ class Dialect(NamedTuple):
     errors_below: Mapping[str, RenderError] = MappingProxyType({})
     """Path prefix -> function that writes the error for an unknown path with that prefix."""
     field_types: Mapping[tuple[type[msgspec.Struct], str], Any] = MappingProxyType({})
-    """(struct, field) -> the type to document in OpenAPI, for fields whose declared type is looser than what is
-    accepted."""
+    """(struct, field) -> the type that OpenAPI shows for a field that accepts fewer values than its declared type."""
 
 
 def dialects() -> list[Dialect]:

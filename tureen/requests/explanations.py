@@ -16,7 +16,7 @@ def rendered(explanations: Sequence[Explanation], context: Context) -> list[dict
 
 
 class Explained:
-    """The explanations of a growing output, each of which is returned once."""
+    """The explanations of a growing output. Each is returned once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

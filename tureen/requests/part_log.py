@@ -28,7 +28,7 @@ Piece = tuple[int, int] | bytes
 
 
 class Group(msgspec.Struct):
-    """Consecutive parts, the first of which can be read alone."""
+    """Consecutive parts. The first one can be read alone."""
 
     start: int  # number of its first part
     parts: list[bytes] = []  # each is msgpack of (its output, its pieces)

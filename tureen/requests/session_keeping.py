@@ -126,7 +126,7 @@ class SessionKeeper:
         self._file.close()
 
     def keep(self, session: Session, source: Session | None = None) -> None:
-        """Makes a session durable, with its requests. `source`: the session of which it is a copy."""
+        """Makes a session durable, with its requests. `source`: the session it was copied from."""
         model = self._state.context.info.model_name
         self._sessions[session] = KeptFacts(next(self._numbers), self._wall(), self._tokenizer, model)
         session.keeper = self

@@ -84,7 +84,7 @@ class Keeper(Protocol):
     max_timeout_s: float
 
     def keep(self, session: Session, source: Session | None = None) -> None:
-        """Makes a session durable, with its requests. `source`: the session of which it is a copy."""
+        """Makes a session durable, with its requests. `source`: the session it was copied from."""
 
     def touch(self, session: Session) -> None:
         """Called when a session was used, or got another timeout."""

@@ -173,7 +173,7 @@ LETTERS = Chars(((97, 99),))
 
 
 def without_many_words(num_times: int) -> Language:
-    """A long text in which none of many words may occur, each letter of which is any of 13."""
+    """A long text that contains none of many words. Each letter of a word is one of 13."""
     dice = random.Random(1)
 
     def word() -> Chain:

@@ -83,7 +83,7 @@ def post(app: App, entry: Entry, content: bytes) -> httpx.Response:
 
 
 def complaint(place: Place, count: int, response: httpx.Response) -> str:
-    """Return what is wrong with the refusal of `count` entries, or nothing."""
+    """Return the fault in the refusal of `count` entries, or "" if it names the field, the count and the limit."""
     told = (place.field, str(count), str(place.most))
     is_vast = response.status_code == 413 and "keys, lists and objects" in response.text
     is_told = response.status_code in (400, 422) and all(word in response.text for word in told)

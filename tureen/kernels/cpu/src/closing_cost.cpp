@@ -309,7 +309,7 @@ private:
         int32_t rule, count, ret, below;
     };
 
-    // Finds the instructions of a byte that are reached from one without a byte.
+    // Finds the instructions in the epsilon closure of an instruction that read a byte.
     void follow(int32_t pc, int32_t frame) {
         followers_.clear();
         if (program_.code[pc].op == BYTES) {  // as most

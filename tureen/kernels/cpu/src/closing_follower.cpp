@@ -139,7 +139,7 @@ int32_t Follower::move(int32_t state, int32_t cls) {
     return target;
 }
 
-// The state of all that is reached from these without a byte.
+// Returns the state for the epsilon closure of `waiting`.
 int32_t Follower::closed(Configurations waiting) {
     opened_.clear();
     reached_.clear();

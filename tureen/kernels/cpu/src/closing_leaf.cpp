@@ -121,7 +121,7 @@ void Leaf::read_classes() {
     }
 }
 
-// What is reached from an instruction without a byte, in order.
+// Returns the epsilon closure of an instruction, sorted: the instructions at which the leaf can read the next byte.
 const std::vector<int32_t>& Leaf::closure(int32_t from) {
     std::vector<int32_t>& reached = closures_[size_t(from)];
     if (!reached.empty()) return reached;
@@ -144,7 +144,7 @@ const std::vector<int32_t>& Leaf::closure(int32_t from) {
     return reached;
 }
 
-// What is reached from these instructions without a byte, in order.
+// Writes the union of the epsilon closures of `from` to `key`, sorted.
 void Leaf::close(const std::vector<int32_t>& from, Key& key) {
     key.clear();
     if (from.size() == 1) {
@@ -166,7 +166,7 @@ void Leaf::close(const std::vector<int32_t>& from, Key& key) {
     if (!is_sorted) std::sort(key.begin(), key.end());
 }
 
-// Finds where each part of the classes leads. Classes that the instructions of a state do not tell apart are a part.
+// Groups the classes that no instruction of the state distinguishes, and finds the target of each group.
 void Leaf::open(int32_t state) {
     key_.assign(states_.begin(size_t(state)), states_.end(size_t(state)));
     parts_.assign(num_classes_, 0);

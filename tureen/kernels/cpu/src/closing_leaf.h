@@ -38,8 +38,8 @@ private:
 // A state is a set of instructions. State 0 is the start.
 class Leaf {
 public:
-    // `start`: an instruction from which no call is reached. It ends with RET. `work` is counted for a condition's
-    // leaves together; memory is a few bytes for each unit. Throws TooLarge.
+    // `start`: an instruction whose code has no call and ends with RET. `work` counts for all leaves of a condition;
+    // each unit takes a few bytes of memory. Throws TooLarge.
     Leaf(const Program& program, int32_t start, int64_t& work);
 
     // The class of each byte. Bytes of a class lead to the same states.

@@ -61,7 +61,7 @@ struct JsonPlaces {
 // A callback: returns whether a number is a multiple, or if it is incomplete, whether it can become one.
 using Multiples = std::function<bool(int32_t node, std::string_view number, bool is_whole)>;
 
-// Follows values in the branches of a language, and continues from what was read before.
+// Follows values in the branches of a language. It continues from the states of earlier calls.
 class Branches {
 public:
     explicit Branches(std::shared_ptr<Follower> language) : language_(std::move(language)) {}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.config import Config
+from tureen.contract.runner import TextToEmbed
 from tureen.contract.types import EngineInfo
 from tureen.engine.embedding import EmbeddingEngine
 from tureen.log import Progress
@@ -18,8 +19,9 @@ MAX_TOKENS = 16
 class LetterCounts:
     """Of each of four letters, how often it stands in the text."""
 
-    def embed(self, token_ids: Sequence[int], second_start: int) -> bytes:
-        return struct.pack("<4f", *(float(list(token_ids).count(ord(letter))) for letter in "abcd"))
+    def embed(self, texts: Sequence[TextToEmbed]) -> list[bytes]:
+        counts = ((float(list(text.token_ids).count(ord(letter))) for letter in "abcd") for text in texts)
+        return [struct.pack("<4f", *own) for own in counts]
 
 
 def make_embedding_engine(config: Config, *, progress: Progress) -> tuple[EmbeddingEngine, EngineInfo]:

@@ -18,17 +18,22 @@ REFUSED, BROKEN = 200, 201
 
 
 class _Sums:
-    """Makes a vector of the sum of the tokens, and notes the order."""
+    """Makes vectors of the sums of the tokens, and notes the order."""
 
     def __init__(self):
         self.seen = []
+        self.sizes = []
 
-    def embed(self, token_ids, second_start):
-        self.seen.append(tuple(token_ids))
+    def embed(self, texts):
+        self.sizes.append(len(texts))
+        return [self._embed(tuple(text.token_ids)) for text in texts]
+
+    def _embed(self, token_ids):
         if REFUSED in token_ids:
             raise RequestFailed("not a number")
         if BROKEN in token_ids:
             raise RuntimeError("the device is gone")
+        self.seen.append(token_ids)
         return struct.pack("<f", sum(token_ids))
 
 
@@ -86,6 +91,7 @@ def test_a_step_takes_as_many_texts_as_fit_its_budget_and_a_longer_one_alone():
         engine.step()
         sizes.append([len(text) for text in embedder.seen[before:]])
     assert sizes == [[2, 2], [6], [1]]
+    assert embedder.sizes == [2, 1, 1]  # together
 
 
 def test_an_aborted_request_is_not_computed_and_hears_of_its_end_once():

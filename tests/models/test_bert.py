@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 
@@ -14,6 +15,7 @@ from runner_driver import folder_source, random_tokens
 from safetensors.torch import load_file, save_file
 
 from tureen.config import Config
+from tureen.contract.runner import TextToEmbed
 from tureen.errors import RequestFailed, StartupError
 from tureen.log import no_progress
 from tureen.runner.elementwise import gelu
@@ -59,12 +61,13 @@ def tiny(tmp_path_factory):
     return folder, _make_model(folder)
 
 
-def _load(folder, **settings):
-    return load_embedder(folder_source(folder), Config(device="cpu", **settings), no_progress)
+def _load(folder, dtype="float32", **settings):
+    return load_embedder(folder_source(folder), Config(device="cpu", dtype=dtype, **settings), no_progress)
 
 
 def _vector(embedder, token_ids):
-    return np.frombuffer(embedder.embed(token_ids), np.float32)
+    [vector] = embedder.embed([TextToEmbed(token_ids)])
+    return np.frombuffer(vector, np.float32)
 
 
 @torch.no_grad()
@@ -120,9 +123,10 @@ def test_half_precision_is_near(tiny):
 def test_a_text_has_the_same_bits_whatever_was_computed_before(tiny):
     folder, _ = tiny
     embedder = _load(folder)
-    alone = [embedder.embed(token_ids) for token_ids in TEXTS]
+    alone = [embedder.embed([TextToEmbed(token_ids)]) for token_ids in TEXTS]
     for token_ids, bits in zip(reversed(TEXTS), reversed(alone), strict=True):
-        assert embedder.embed(token_ids) == bits
+        assert embedder.embed([TextToEmbed(token_ids)]) == bits
+    assert embedder.embed([TextToEmbed(token_ids) for token_ids in TEXTS]) == list(itertools.chain(*alone))
 
 
 def test_numbers_that_are_none_fail_the_text(tmp_path):
@@ -131,9 +135,9 @@ def test_numbers_that_are_none_fail_the_text(tmp_path):
     weights["embeddings.word_embeddings.weight"][5] = torch.nan
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     embedder = _load(tmp_path)
-    embedder.embed([1, 2])
+    embedder.embed([TextToEmbed([1, 2])])
     with pytest.raises(RequestFailed):
-        embedder.embed([1, 5])
+        embedder.embed([TextToEmbed([1, 5])])
 
 
 def test_the_length_is_the_trained_one_unless_the_operator_says_another(tiny):

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from sentence_folders import SEP, change_config, write_modules, write_pair_tokenizer
 
 from tureen.config import Config
+from tureen.contract.runner import TextToEmbed
 from tureen.errors import StartupError
 from tureen.log import no_progress
 from tureen.registry import declared
-from tureen.runner import native_embedder
 from tureen.runner.embedder import load_embedder
 
 VOCAB_SIZE = SEP + 5
@@ -98,12 +98,12 @@ def _write(folder, family, kind="Model", **changes):
     return model
 
 
-def _load(folder, **settings):
-    return load_embedder(folder_source(folder), Config(device="cpu", **settings), no_progress)
+def _load(folder, dtype="float32", **settings):
+    return load_embedder(folder_source(folder), Config(device="cpu", dtype=dtype, **settings), no_progress)
 
 
 def _vector(embedder, token_ids, second_start=0):
-    return np.frombuffer(embedder.embed(token_ids, second_start), np.float32)
+    return np.frombuffer(embedder.embed([TextToEmbed(token_ids, second_start)])[0], np.float32)
 
 
 @torch.no_grad()
@@ -126,12 +126,32 @@ def test_an_embedding_is_the_mean_of_transformers_states(model, kernels):
     check_means(_load(folder, kernels=kernels), oracle)
 
 
-def test_queries_in_pieces_of_any_length_give_the_same_embedding(model, monkeypatch):
+def test_queries_in_pieces_of_any_length_give_the_same_embedding_in_torch(model, monkeypatch):
     folder, oracle = model
-    monkeypatch.setattr(native_embedder, "QUERIES", 5)
     monkeypatch.setattr("tureen.models.torch_encoder.QUERIES", 7)
-    for kernels in ("native", "torch"):
-        check_means(_load(folder, kernels=kernels), oracle, TEXTS[3:])
+    check_means(_load(folder, kernels="torch"), oracle, TEXTS[3:])
+
+
+@torch.no_grad()
+def test_with_matrices_of_16_bits_an_embedding_is_nearly_the_same(model):
+    folder, oracle = model
+    embedder = _load(folder, dtype="auto")
+    assert embedder.place.dtype == "int16"
+    for token_ids in TEXTS:
+        expected = oracle(torch.tensor([token_ids])).last_hidden_state[0].numpy().mean(axis=0)
+        found = _vector(embedder, token_ids)
+        assert np.linalg.norm(found - expected) < 1.5e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_texts_together_have_the_bits_that_they_have_alone(model, kernels, dtype):
+    folder, _ = model
+    embedder = _load(folder, dtype, kernels=kernels)
+    texts = [TextToEmbed(token_ids, second) for token_ids, second in zip(TEXTS, (0, 1, 3, 0, 40), strict=True)]
+    alone = [embedder.embed([text])[0] for text in texts]
+    assert embedder.embed(texts) == alone
+    assert embedder.embed(texts[::-1]) == alone[::-1]
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -232,8 +252,8 @@ def test_a_cross_encoder_scores_pairs_as_transformers_does(cross_encoder, kernel
         check_scores(app, model, tokenizer)
 
 
-UNSET = {"max_total_tokens": None}
-"""The settings of RealApp that are not for encoders."""
+UNSET = {"max_total_tokens": None, "dtype": "float32"}
+"""Settings of RealApp that encoders have, for numbers near those of transformers."""
 
 
 def test_noise_in_any_weight_of_a_cross_encoder_is_noticed(cross_encoder, tmp_path):

@@ -86,6 +86,13 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     new_slots: tuple[SlotState, ...] = ()
 
 
+class TextToEmbed(NamedTuple):
+    """The tokens of a text, or of a pair of texts, whose vector an encoder computes."""
+
+    token_ids: Sequence[int]
+    second_start: int = 0  # as in GenerateRequest
+
+
 class RowError(msgspec.Struct, frozen=True, array_like=True):
     """The reason why a row failed. `message` is for the client; "" = only the code is known."""
 

@@ -1,4 +1,4 @@
-"""The engine of an embedding model: each request is one text, computed in one piece and alone."""
+"""The engine of an embedding model: each request is one text, computed in one piece."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+from tureen.contract.runner import TextToEmbed
 from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode, Usage
 from tureen.engine import finish
 from tureen.engine.queue import (
@@ -36,8 +37,8 @@ log = get_logger("engine")
 class Embedder(Protocol):
     """A model that computes one vector of a text, or of a pair of texts."""
 
-    def embed(self, token_ids: Many[int], second_start: int) -> bytes:
-        """Returns the vector, float32 as bytes. second_start: as in GenerateRequest. Raises RequestFailed."""
+    def embed(self, texts: Many[TextToEmbed]) -> list[bytes]:
+        """Returns the vector of each text, float32 as bytes. Raises RequestFailed."""
 
 
 class EmbeddingEngine:
@@ -120,6 +121,7 @@ class EmbeddingEngine:
         """Computes the next texts, and returns their outputs."""
         budget = 0 if self._is_paused else self._token_budget
         first: Sequence | None = None
+        taken: list[GenerateRequest] = []
         for sequence in self._queue.candidates():
             first = first or sequence
             if budget <= 0 or sequence.request.when_idle != first.request.when_idle:
@@ -128,7 +130,8 @@ class EmbeddingEngine:
             self._queue.remove(sequence)
             self._queue.order.admitted(sequence)
             del self._waiting[sequence.request.id]
-            self._compute(sequence.request)
+            taken.append(sequence.request)
+        self._compute(taken)
         self._num_steps += 1
         ended, self._ended = self._ended, []
         return ended
@@ -169,21 +172,34 @@ class EmbeddingEngine:
 
     def close(self) -> None: ...
 
-    def _compute(self, request: GenerateRequest) -> None:
+    def _compute(self, requests: Many[GenerateRequest]) -> None:
+        """Computes texts together. If that fails, computes each alone, so that only those at fault fail."""
+        if not requests:
+            return
+        texts = [TextToEmbed(request.token_ids, request.second_start) for request in requests]
         try:
-            vector = self._embedder.embed(request.token_ids, request.second_start)
+            vectors = self._embedder.embed(texts)
         except TureenError as error:
-            self._end(request, finish.failed(error))
-        except Exception:  # only this request fails
-            log.exception("request %s failed", request.id)
-            self._num_failed += 1
+            self._fail(requests, error)
+        except Exception:
+            log.exception("the model failed on %d texts", len(requests))
+            self._num_failed += len(requests) == 1
             if self._num_failed >= MAX_FAILED:
                 raise
-            self._end(request, finish.failed(RequestFailed("the model failed on this text; other requests continue")))
+            self._fail(requests, RequestFailed("the model failed on this text; other requests continue"))
         else:
             self._num_failed = 0
-            self._num_tokens += len(request.token_ids)
-            self._end(request, DONE, vector)
+            for request, vector in zip(requests, vectors, strict=True):
+                self._num_tokens += len(request.token_ids)
+                self._end(request, DONE, vector)
+
+    def _fail(self, requests: Many[GenerateRequest], error: TureenError) -> None:
+        """Ends the request of one text that could not be computed; computes several texts one by one."""
+        if len(requests) == 1:
+            self._end(requests[0], finish.failed(error))
+            return
+        for request in requests:
+            self._compute([request])
 
     def _end(self, request: GenerateRequest, reason: FinishReason, *states: bytes) -> None:
         usage = Usage(len(request.token_ids), 0, 0)

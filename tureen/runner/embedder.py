@@ -3,6 +3,7 @@ computes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
+from tureen.contract.runner import TextToEmbed
 from tureen.contract.types import Pooling
 from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import RequestFailed, StartupError, echo
@@ -27,8 +29,10 @@ from tureen.weights.sentence_files import SentenceConfig, classifier_of
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, iter_plain, to_float32
 
-ITEM_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
-"""--dtype -> bytes of a weight."""
+Numbers = NDArray[np.int64]
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Type that torch computes in -> bytes of a weight."""
 PLACES = {"cls": 0, "last": -1}
 """Pooling -> the token whose state it takes."""
 NOT_FOR_EMBEDDINGS = (
@@ -39,14 +43,11 @@ NOT_FOR_EMBEDDINGS = (
 
 
 class States(Protocol):
-    """Computes the last layer's output for a text."""
+    """Computes the last layer's output for texts."""
 
-    dtype: str
-
-    def states(
-        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], types: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """Returns it for token ids, rows of the table of positions, and token types: [tokens, hidden_size]."""
+    def states(self, token_ids: Numbers, positions: Numbers, types: Numbers, starts: Numbers) -> NDArray[np.float32]:
+        """Returns it for token ids, rows of the table of positions, and token types, each [tokens]:
+        [tokens, hidden_size]. starts: of each text, and the number of all tokens."""
 
 
 class EmbedderPlace(NamedTuple):
@@ -65,7 +66,7 @@ class DescribedEncoder(NamedTuple):
 
 
 class ModelEmbedder:
-    """Computes embeddings or scores, one text at a time, so that no number depends on what else is asked for."""
+    """Computes embeddings or scores. No number depends on the other texts that are computed at the same time."""
 
     def __init__(
         self,
@@ -84,16 +85,22 @@ class ModelEmbedder:
         self._model = model
         self._layers = layers
 
-    def embed(self, token_ids: Sequence[int], second_start: int = 0) -> bytes:
-        """Returns a text's embedding or a classifier's logits, float32 as bytes, as they are after the last layer.
+    def embed(self, texts: Sequence[TextToEmbed]) -> list[bytes]:
+        """Returns the texts' embeddings or a classifier's logits, float32 as bytes, as they are after the last layer.
 
-        second_start: as in GenerateRequest. Raises RequestFailed where a number is not finite.
+        Raises RequestFailed if a number is not finite.
         """
-        ids = np.asarray(token_ids, np.int64)
-        types = np.zeros_like(ids)
-        if second_start and self.config.has_pair_types:
-            types[second_start:] = 1
-        states = self._model.states(ids, _positions(ids, self.config.padding), types)
+        ids = [np.asarray(text.token_ids, np.int64) for text in texts]
+        positions = [_positions(own, self.config.padding) for own in ids]
+        starts = np.cumsum([0, *map(len, ids)])
+        types = np.zeros(starts[-1], np.int64)
+        for text, start, end in zip(texts, starts, starts[1:], strict=False):
+            if text.second_start and self.config.has_pair_types:
+                types[start + text.second_start : end] = 1
+        states = self._model.states(np.concatenate(ids), np.concatenate(positions), types, starts)
+        return [self._vector(states[start:end]) for start, end in itertools.pairwise(starts)]
+
+    def _vector(self, states: NDArray[np.float32]) -> bytes:
         pooled: NDArray[np.float32] = states.mean(axis=0) if self.pooling == "mean" else states[PLACES[self.pooling]]
         vector = head_layers.apply(self._layers, pooled)
         if not np.isfinite(vector).all():
@@ -120,14 +127,22 @@ def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Mo
     described, sentence = describe(source), source.sentence
     shape = described.shape
     max_tokens = _max_tokens(config, sentence, shape.max_tokens)
-    dtype = "float32" if config.dtype == "auto" else config.dtype
-    loading.require_memory(sum(map(math.prod, described.shapes.values())) * ITEM_BYTES[dtype], dtype, device)
+    dtype = ("float32" if fault else "int16") if config.dtype == "auto" else config.dtype
+    loading.require_memory(_num_bytes(described.shapes, dtype, is_native=not fault), dtype, device)
     head: dict[str, NDArray[np.float32]] = {}
     body = _without_head(weights(source, described, progress), head)
-    states = _torch_states(shape, config, device, body) if fault else native_embedder.load(shape, device, body)
+    states: States = (
+        _torch_states(shape, config, device, body) if fault else native_embedder.load(shape, device, dtype, body)
+    )
     pooling = shape.head.pooling if shape.head else sentence.pooling or "mean"
     layers = _head_layers(shape, head) if shape.head else dense_layers(source, shape.hidden_size)
     return ModelEmbedder(states, shape, pooling, max_tokens, EmbedderPlace(device.name, dtype), layers)
+
+
+def _num_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: str, *, is_native: bool) -> int:
+    if is_native:
+        return native_embedder.num_bytes(shapes, dtype)
+    return sum(map(math.prod, shapes.values())) * ITEM_BYTES[dtype]
 
 
 def describe(source: ModelSource) -> DescribedEncoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from tureen.models.encoder import EncoderConfig
 from tureen.models.torch_encoder import TorchEncoder
 from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor
+
+Numbers = NDArray[np.int64]
 
 SHARED = 10_000_000_000
 """Floating-point operations of a text from which on the CPU's threads share it: for less, they wait for each other."""
@@ -32,9 +35,16 @@ class TorchStates:
         self._num_layer_weights = sum(math.prod(shape) for name, shape in shapes if name.startswith("layers."))
 
     @torch.inference_mode()
-    def states(
-        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], types: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
+    def states(self, token_ids: Numbers, positions: Numbers, types: Numbers, starts: Numbers) -> NDArray[np.float32]:
+        """Computes each text alone, because torch's products depend on the number of their rows."""
+        return np.concatenate(
+            [
+                self._states(token_ids[start:end], positions[start:end], types[start:end])
+                for start, end in itertools.pairwise(starts)
+            ]
+        )
+
+    def _states(self, token_ids: Numbers, positions: Numbers, types: Numbers) -> NDArray[np.float32]:
         is_shared = 2 * self._num_layer_weights * len(token_ids) >= SHARED
         numbers = (torch.from_numpy(array).to(self._device.name) for array in (token_ids, positions, types))
         with _threads(self._device.num_threads if is_shared else 1):

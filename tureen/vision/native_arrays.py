@@ -48,10 +48,10 @@ class NativeArrays:
         return self._kernels.linear(self._pool, np.ascontiguousarray(x), matrix.held, bias)
 
     def layer_norm(self, x: Any, weight: Any, bias: Any, eps: float) -> Any:
-        return self._kernels.layer_norm(np.ascontiguousarray(x), weight, bias, eps)
+        return self._kernels.layer_norm(self._pool, np.ascontiguousarray(x), weight, bias, eps)
 
     def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
-        return self._kernels.rms_norm(np.ascontiguousarray(x), weight, eps)
+        return self._kernels.rms_norm(self._pool, np.ascontiguousarray(x), weight, eps)
 
     def activate(self, x: Any, name: str) -> Any:
         activated = np.ascontiguousarray(x)
@@ -62,7 +62,7 @@ class NativeArrays:
         return activated
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> None:
-        self._kernels.rotate_heads(x, cos, sin)
+        self._kernels.rotate_heads(self._pool, x, cos, sin)
 
     def seen(self, keys: Any, values: Any) -> Any:
         return self._kernels.SeenTokens(self._pool, keys, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,61 @@ def test_queries_that_do_not_fit_the_keys_are_refused(shape: tuple[int, ...], me
         native.attend_all(_pool(), _normal(*shape), seen, np.empty(shape, np.float32), 1.0)
 
 
+LENGTHS = (1, 7, 100, 97, 2, 520, 1100)
+
+
+def _attended(q, k, v, scale, window=None, biases=None):
+    """Attention of one text in float64."""
+    k, v = (np.repeat(part, q.shape[1] // k.shape[1], axis=1).astype(np.float64) for part in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), k) * scale
+    distances = np.arange(len(q)) - np.arange(len(q))[:, None]
+    if biases is not None:
+        scores += biases[:, distances + biases.shape[1] // 2]
+    if window is not None:
+        scores[:, np.abs(distances) > window] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("hqk,khd->qhd", weights / weights.sum(axis=-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "has_biases"),
+    [(3, 3, 32, None, False), (4, 2, 18, None, False), (2, 2, 64, 12, False), (2, 1, 32, 0, False),
+     (3, 3, 16, None, True), (2, 2, 32, 300, True)],
+)  # fmt: skip
+def test_each_text_attends_to_itself_within_its_window(heads, kv_heads, head_dim, window, has_biases):
+    starts = np.cumsum([0, *LENGTHS])
+    q = _normal(starts[-1], heads, head_dim)
+    kv = _normal(starts[-1], 2, kv_heads, head_dim, seed=1)  # not contiguous, head by head
+    biases = _normal(heads, 2 * max(LENGTHS) - 1, seed=2) * np.float32(3) if has_biases else None
+    out, alone = np.full_like(q, np.nan), []
+    texts = native.Texts(_pool(), starts.tolist(), kv_heads, head_dim, biases)
+    for _ in range(2):  # the second time, the memory holds the keys of the first
+        texts.attend(q, kv[:, 0], kv[:, 1], out, 0.3, -1 if window is None else window)
+    for start, end in itertools.pairwise(starts):
+        reach = slice(max(LENGTHS) - (end - start), max(LENGTHS) + (end - start) - 1)
+        own = None if biases is None else np.ascontiguousarray(biases[:, reach])
+        wanted = _attended(q[start:end], kv[start:end, 0], kv[start:end, 1], 0.3, window, own)
+        assert np.abs(out[start:end] - wanted).max() < 4e-6
+        one = native.Texts(_pool(3), [0, int(end - start)], kv_heads, head_dim, own)
+        alone.append(np.empty_like(q[start:end]))
+        one.attend(q[start:end], kv[start:end, 0], kv[start:end, 1], alone[-1], 0.3, -1 if window is None else window)
+    assert np.array_equal(np.concatenate(alone), out)
+
+
+def test_texts_of_another_shape_are_refused():
+    x = _normal(5, 2, 8)
+    with pytest.raises(ValueError, match="another shape than the texts"):
+        native.Texts(_pool(), [0, 4], 2, 8).attend(x, x, x, np.empty_like(x), 1.0)
+    with pytest.raises(ValueError, match="another shape than the texts"):
+        native.Texts(_pool(), [0, 5], 3, 8).attend(x, x, x, np.empty_like(x), 1.0)
+    with pytest.raises(ValueError, match="biases are not of as many heads"):
+        native.Texts(_pool(), [0, 5], 2, 8, _normal(3, 9)).attend(x, x, x, np.empty_like(x), 1.0)
+    with pytest.raises(ValueError, match=r"biases is \[2, 7\], not \[any, 9\]"):
+        native.Texts(_pool(), [0, 5], 2, 8, _normal(2, 7))
+    with pytest.raises(ValueError, match="starts"):
+        native.Texts(_pool(), [0, 5, 3], 2, 8)
+
+
 def test_arrays_of_another_type_or_order_are_refused() -> None:
     x = _normal(5, 2, 8)
     with pytest.raises(TypeError, match="keys is not float32"):
@@ -124,7 +180,7 @@ def test_heads_are_rotated_in_place_by_the_angles_of_their_tokens(head_dim: int)
     pairs = whole[..., : head_dim // 2].astype(np.float64) + 1j * whole[..., head_dim // 2 :]
     turned = pairs * np.exp(1j * angles.astype(np.float64))[:, None, None]
     kept = whole[:, 1].copy()
-    native.rotate_heads(whole[:, 0], np.cos(angles), np.sin(angles))
+    native.rotate_heads(_pool(), whole[:, 0], np.cos(angles), np.sin(angles))
     assert np.allclose(whole[:, 0], np.concatenate([turned.real, turned.imag], axis=-1)[:, 0], atol=1e-6)
     assert np.array_equal(whole[:, 1], kept)
 
@@ -136,7 +192,7 @@ def test_layer_norm_is_that_of_float64(cols: int, has_bias: bool) -> None:
     wide = torch.from_numpy(x).double()
     added = torch.from_numpy(bias).double() if has_bias else None
     wanted = torch.nn.functional.layer_norm(wide, (cols,), torch.from_numpy(weight).double(), added, 1e-5)
-    found = native.layer_norm(x, weight, bias if has_bias else None, 1e-5)
+    found = native.layer_norm(_pool(), x, weight, bias if has_bias else None, 1e-5)
     assert np.allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
 
 

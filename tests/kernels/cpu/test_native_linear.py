@@ -30,7 +30,7 @@ WIDE = (
     "IQ2_S int16",
 )
 """Multiplied with inputs of 16 bits."""
-FORMATS = (*GROUPED, "Q8_ROW", "BF16", "F32", *WIDE)
+FORMATS = (*GROUPED, "Q8_ROW", "Q16", "BF16", "F32", *WIDE)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,10 @@ def _as_multiplied(x, matrix_format):
     if matrix_format == "BF16":
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    if matrix_format == "Q16":
+        parts = native.quantize(x, "WORDS")
+        scale = np.repeat(parts["scale"].astype(np.float64), 128, axis=1)
+        return (scale * parts["words"])[:, : x.shape[1]]
     parts = native.quantize(x, "INT16_GROUP" if matrix_format in WIDE else "INT8_GROUP")
     scale = np.repeat(parts["scale"].astype(np.float64), 32, axis=1)
     return (scale * parts["q"]).reshape(len(x), -1, parts["q"].shape[1]).sum(axis=1)[:, : x.shape[1]]
@@ -103,7 +107,7 @@ def _sizes(matrix_format):
 
 
 SHAPES = [(name, rows, cols) for name in FORMATS for cols in _sizes(name) for rows in (1, 16, 55)]
-ODD_COLS = [(name, cols) for name in ("Q4_1", "Q8_ROW", "BF16", "F32") for cols in (1, 31, 63, 65, 100, 255)]
+ODD_COLS = [(name, cols) for name in ("Q4_1", "Q8_ROW", "Q16", "BF16", "F32") for cols in (1, 31, 63, 65, 100, 255)]
 
 
 @pytest.mark.parametrize(("matrix_format", "rows", "cols"), SHAPES)
@@ -129,7 +133,8 @@ def test_a_product_is_near_that_of_the_inputs_as_they_were(pool, matrix_format):
     x = np.random.default_rng(3).standard_normal((8, 1024), np.float32)
     expected = x @ values.T
     error = np.abs(native.linear(pool, x, matrix) - expected).max() / expected.std()
-    assert error < {"F32": 1e-5}.get(matrix_format, 2e-4 if matrix_format in WIDE else 0.05)
+    exact = {"F32": 1e-5, "Q16": 1e-3}
+    assert error < exact.get(matrix_format, 2e-4 if matrix_format in WIDE else 0.05)
 
 
 @pytest.mark.parametrize("matrix_format", ["F32", "BF16"])
@@ -181,6 +186,31 @@ def test_sums_of_integers_are_exact_even_of_the_largest(pool, encoding, sign):
     expected = x.astype(np.float64) @ values.T
     assert sign == 0 or np.abs(expected).max() > 4e5
     assert np.array_equal(native.linear(pool, x, matrix), expected)
+
+
+@pytest.mark.parametrize("cols", [128, 1000])
+def test_sums_of_16_bit_integers_fit_even_of_the_largest(pool, cols):
+    matrix, values = _pack_floats(np.full((48, cols), -3.0, np.float32), "Q16")
+    x = np.full((9, cols), 0.7, np.float32)
+    x[:4] *= -1
+    x[8, ::2] = 0.001
+    inputs = _as_multiplied(x, "Q16")
+    assert np.abs(inputs - x).max() < 2e-4
+    _assert_close(native.linear(pool, x, matrix), values, inputs)
+
+
+def test_a_product_may_be_written_or_added_to_what_is_there(pool):
+    matrix, _ = _make_weights("Q16", 40, 512)
+    x, out = _make_inputs(6, 512), np.ones((6, 40), np.float32)
+    product = native.linear(pool, x, matrix)
+    assert native.linear(pool, x, matrix, None, out) is out
+    assert np.array_equal(out, product)
+    native.linear(pool, x, matrix, None, out, add=True)
+    assert np.array_equal(out, product + product)
+    with pytest.raises(ValueError, match=r"out is \[6, 40\], not \[5, 40\]"):
+        native.linear(pool, x[:5], matrix, None, out)
+    with pytest.raises(ValueError, match="there is no out to add to"):
+        native.linear(pool, x, matrix, add=True)
 
 
 @pytest.mark.parametrize("matrix_format", FORMATS)

@@ -43,23 +43,23 @@ def _gelu_tanh(x: Array) -> Array:
 def test_rms_norm_divides_by_the_root_mean_square(cols: int) -> None:
     x, weight = _make_normal(3, cols), _make_normal(cols, seed=1)
     wanted = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + 1e-5) * weight
-    assert np.allclose(native.rms_norm(x, weight, 1e-5), wanted, rtol=1e-6, atol=0)
+    assert np.allclose(native.rms_norm(native.Pool(1), x, weight, 1e-5), wanted, rtol=1e-6, atol=0)
 
 
 def test_rms_norm_of_zeros_is_zero() -> None:
-    assert not native.rms_norm(np.zeros((1, 40), np.float32), np.ones(40, np.float32), 1e-6).any()
+    assert not native.rms_norm(native.Pool(1), np.zeros((1, 40), np.float32), np.ones(40, np.float32), 1e-6).any()
 
 
 def test_rms_norm_of_tiny_rows_is_governed_by_eps() -> None:
     x = np.full((1, 40), 1e-30, np.float32)
-    assert np.allclose(native.rms_norm(x, np.ones(40, np.float32), 1e-6), 1e-27, rtol=1e-6, atol=0)
+    assert np.allclose(native.rms_norm(native.Pool(1), x, np.ones(40, np.float32), 1e-6), 1e-27, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("at", [0, 15, 16, 63, 64, 99])
 def test_rms_norm_of_a_row_with_nan_is_nan(at: int) -> None:
     x = _make_normal(2, 100)
     x[0, at] = np.nan
-    y = native.rms_norm(x, np.ones(100, np.float32), 1e-6)
+    y = native.rms_norm(native.Pool(1), x, np.ones(100, np.float32), 1e-6)
     assert np.isnan(y[0]).all()
     assert np.isfinite(y[1]).all()
 

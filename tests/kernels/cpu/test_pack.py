@@ -139,6 +139,20 @@ def test_eight_bit_rows_are_off_by_half_a_step_at_most(pool, cols):
     )
 
 
+@pytest.mark.parametrize("cols", [1, 64, 100, 576])
+def test_sixteen_bits_are_off_by_half_a_step_of_128_columns_at_most(pool, cols):
+    rng = np.random.default_rng(4)
+    sizes = 10.0 ** rng.integers(-8, 8, (37, -(-cols // 128)))
+    values = (rng.standard_normal((37, cols)) * np.repeat(sizes, 128, axis=1)[:, :cols]).astype(np.float32)
+    values[5] = 0
+    unpacked = _pack(pool, values.view(np.uint8), "F32", "Q16", 37, cols).unpack().astype(np.float64)
+    for at in range(0, cols, 128):
+        span = slice(at, at + 128)
+        step = np.abs(values[:, span]).max(axis=1, keepdims=True).astype(np.float64) / 8191
+        assert (np.abs(unpacked[:, span] - values[:, span]) <= step * (0.5 + 1e-3)).all()
+    assert not unpacked[5].any()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_weight_that_is_not_a_number_spoils_its_row_or_group_and_no_other(pool, bad):
     values = np.random.default_rng(5).standard_normal((20, 128), np.float32)
@@ -146,6 +160,7 @@ def test_a_weight_that_is_not_a_number_spoils_its_row_or_group_and_no_other(pool
     rows = _pack(pool, values.view(np.uint8), "F32", "Q8_ROW", 20, 128).unpack()
     assert np.isnan(rows[3]).all()
     assert np.isfinite(np.delete(rows, 3, axis=0)).all()
+    assert np.isnan(_pack(pool, values.view(np.uint8), "F32", "Q16", 20, 128).unpack()[3]).all()
     groups = _pack(pool, values.view(np.uint8), "F32", "Q4_1", 20, 128).unpack().reshape(20, 4, 32)
     assert np.isnan(groups[3, 1]).all()
     assert np.isnan(groups).sum() == 32
@@ -217,7 +232,7 @@ def test_four_bit_groups_may_be_cut_short_by_the_last_column(pool, cols):
 def test_integers_made_of_another_encoding_are_those_made_of_its_values(pool, encoding):
     stored = _make_stored(encoding, 18, 256)
     floats = _dequantized(stored, encoding)
-    for matrix_format in ("Q8_ROW", "Q4_1", "BF16"):
+    for matrix_format in ("Q8_ROW", "Q16", "Q4_1", "BF16"):
         if matrix_format == encoding:
             continue
         made = _pack(pool, stored, encoding, matrix_format, 18, 256).unpack()
@@ -239,7 +254,7 @@ def test_rows_are_taken_in_the_order_asked_for(pool, encoding, matrix_format):
     ("encoding", "bits"),
     [("Q4_0", 4.5), ("Q4_1", 5), ("Q5_0", 5.5), ("Q5_1", 6), ("Q8_0", 8.5), ("Q4_K", 4.625), ("Q5_K", 5.625),
      ("Q6_K", 6.5625), ("Q3_K", 3.5625), ("Q2_K", 2.625), ("MXFP4", 4.25), ("IQ4_NL", 4.5), ("IQ4_XS", 4.3125),
-     ("WIDE_IQ2", 4.5625)],
+     ("WIDE_IQ2", 4.5625), ("Q16", 16.25)],
 )  # fmt: skip
 def test_a_matrix_takes_as_many_bytes_as_its_integers_and_scales(encoding, bits):
     assert native.Matrix.blank(encoding, 64, 1024).nbytes == 64 * 1024 * bits / 8

@@ -20,8 +20,8 @@ namespace {
 
 using Values = std::vector<float>;
 
-const char* const FORMATS[] = {"Q4_0",   "Q4_1", "Q5_0", "Q5_1",  "Q8_0",   "Q4_K",   "Q5_K", "Q6_K",
-                               "Q8_ROW", "BF16", "F32",  "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K"};
+const char* const FORMATS[] = {"Q4_0", "Q4_1", "Q5_0",  "Q5_1",   "Q8_0",   "Q4_K", "Q5_K", "Q6_K", "Q8_ROW",
+                               "BF16", "F32",  "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K", "Q16"};
 constexpr int OUTPUTS = 56, INPUTS = 1024;
 constexpr int ROWS[] = {1, 2, 5, 9, 37};
 constexpr int COLS = 100;  // of rows that are worked on alone
@@ -137,6 +137,9 @@ void print_quantized(float scale) {
     print(name + "bf16", halves.view(3).bf16, count);
     print_integers(x, Inputs::INT8_GROUP, name);
     print_integers(x, Inputs::INT16_GROUP, name + "int16 ");
+    const ActivationBuffer words = quantized(x, COLS, Inputs::WORDS);
+    print(name + "words words", words.view(3).words, count);
+    print(name + "words scale", words.view(3).scale, count / SPAN);
 }
 
 void print_rows() {

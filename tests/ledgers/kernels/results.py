@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q8_ROW": 8, "BF16": 16,
-        "F32": 32, "MXFP4": 4, "IQ4_NL": 4, "IQ4_XS": 4, "Q3_K": 3, "Q2_K": 2}  # fmt: skip
-MADE_OF_FLOATS = ("Q8_ROW", "BF16", "F32")
+        "F32": 32, "MXFP4": 4, "IQ4_NL": 4, "IQ4_XS": 4, "Q3_K": 3, "Q2_K": 2, "Q16": 16}  # fmt: skip
+MADE_OF_FLOATS = ("Q8_ROW", "Q16", "BF16", "F32")
 OUTPUTS, INPUTS, TILE = 56, 1024, 16
 ROWS = (1, 2, 5, 9, 37)
 COLS = 100
@@ -97,7 +97,13 @@ def _show_products(native):
 def _show_quantized(native):
     for prefix, scale in (("quantize", 4), ("quantize tiny", 2.0**-109)):
         x = _make_values(2, (3, COLS), scale)
-        for kind, bits in (("F32", ""), ("BF16", ""), ("INT8_GROUP", ""), ("INT16_GROUP", "int16 ")):
+        for kind, bits in (
+            ("F32", ""),
+            ("BF16", ""),
+            ("INT8_GROUP", ""),
+            ("INT16_GROUP", "int16 "),
+            ("WORDS", "words "),
+        ):
             for name, array in native.quantize(x, kind).items():
                 _show(f"{prefix} {bits}{name}", array)
 
@@ -105,7 +111,7 @@ def _show_quantized(native):
 def _show_rows(native):
     x, wide, weight = (_make_values(*given) for given in ((3, (1, COLS), 4), (4, (1, COLS), 128), (5, (1, COLS), 2)))
     edges = np.array([EDGES], np.float32)
-    _show("rms_norm", native.rms_norm(x, weight[0], 1e-5))
+    _show("rms_norm", native.rms_norm(native.Pool(1), x, weight[0], 1e-5))
     _show("silu_mul", native.silu_mul(wide, weight))
     _show("silu_mul edges", native.silu_mul(edges, weight[:, : len(EDGES)].copy()))
     _show("gelu_tanh_mul", native.gelu_tanh_mul(x, weight))

@@ -123,6 +123,21 @@ def test_amx_multiplies_rows_of_integers_by_tiles(matrix_format):
         assert len(disassembly.places(loop, "tilestored")) == len(disassembly.places(loop, "tdpbsud"))
 
 
+WORDS = {"avx512vnni": "vpdpwssd", "avx512": "vpmaddwd", "avxvnni": "{vex} vpdpwssd", "avx2": "vpmaddwd"}
+"""What multiplies integers of 16 bits."""
+
+
+@pytest.mark.parametrize("isa", WORDS)
+def test_sums_of_words_stay_in_their_registers(isa):
+    """Of the block with the most rows and tiles."""
+    kernels = [one for one in _functions(isa, "linear") if re.search(r"WordPanel<\d>::.*add_span<\d>", one.name)]
+    assert kernels
+    function = max(kernels, key=lambda one: re.findall(r"<(\d)>", one.name))
+    (loop,) = function.loops(WORDS[isa])
+    assert len(disassembly.places(loop, WORDS[isa])) >= 8
+    assert function.spills(loop) == []
+
+
 def test_amx_multiplies_bfloat16_by_tiles():
     loops = [loop for function in _functions("amx", "linear") for loop in function.loops("tdpbf16ps")]
     assert loops

@@ -19,7 +19,7 @@ from tureen.kernels.cpu import _native as native
 values = np.random.default_rng(10).standard_normal((37, 300), np.float32)
 values *= 10.0 ** np.random.default_rng(11).integers(-9, 9, (37, 300)).astype(np.float32)
 values[3, 5], values[20, :64] = np.nan, 0
-for matrix_format in ("F32", "BF16", "Q8_ROW", "Q4_1"):
+for matrix_format in ("F32", "BF16", "Q8_ROW", "Q16", "Q4_1"):
     packed = native.Matrix.pack(native.Pool(2), values.view(np.uint8).reshape(-1), "F32", matrix_format, 37, 300)
     print(hashlib.sha256(packed.data).hexdigest())
 """

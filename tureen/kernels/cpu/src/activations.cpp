@@ -25,6 +25,9 @@ size_t divide(Activations& all, uint8_t* memory) {
         divider.take(all.f32, inputs);
     } else if (all.kind == Inputs::BF16) {
         divider.take(all.bf16, inputs);
+    } else if (all.kind == Inputs::WORDS) {
+        divider.take(all.words, inputs);
+        divider.take(all.scale, inputs / SPAN);
     } else {
         divider.take(all.q, inputs);
         divider.take(all.scale, inputs / GROUP);
@@ -37,7 +40,10 @@ size_t divide(Activations& all, uint8_t* memory) {
 
 }  // namespace
 
-ActivationBuffer::ActivationBuffer(Inputs kind, int cols) {
+ActivationBuffer::ActivationBuffer(Inputs kind, int cols) { become(kind, cols); }
+
+void ActivationBuffer::become(Inputs kind, int cols) {
+    all_ = {};
     all_.kind = kind;
     all_.cols = cols;
     all_.stride = (cols + SUPER - 1) / SUPER * SUPER;
@@ -47,9 +53,9 @@ void ActivationBuffer::reserve(int rows) {
     if (rows <= all_.rows) return;
     Activations grown = all_;
     grown.rows = rows;
-    Memory memory(divide(grown, nullptr));
-    divide(grown, memory.data());
-    memory_ = std::move(memory);
+    const size_t bytes = divide(grown, nullptr);
+    if (bytes > memory_.bytes()) memory_ = Memory(bytes);
+    divide(grown, memory_.data());
     all_ = grown;
 }
 

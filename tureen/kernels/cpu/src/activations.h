@@ -10,6 +10,8 @@ class ActivationBuffer {
 public:
     ActivationBuffer(Inputs kind, int cols);
 
+    // Of other inputs from now on; the memory stays.
+    void become(Inputs kind, int cols);
     // Makes room for at least `rows` rows. Growing discards the stored values and invalidates earlier views. Throws
     // std::bad_alloc.
     void reserve(int rows);

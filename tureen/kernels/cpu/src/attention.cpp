@@ -180,6 +180,7 @@ void attend_piece(const KvLayer& kv, const int32_t* pages, const Queries& querie
         Bounds own = within(begin, queries.first_key[j], queries.num_keys[j]);
         if (own.begin < own.end) {
             g.state[g.count] = &scratch.states[j];
+            g.bias[g.count] = queries.bias != nullptr ? queries.bias + begin - j : nullptr;
             g.lo[g.count] = own.begin;
             g.hi[g.count++] = own.end;
             active--;
@@ -198,7 +199,7 @@ void attend(const KvLayer& kv, const int32_t* pages, const Queries& queries, int
     for (int j = 0; j < queries.count; j++) {
         int16_t* words = scratch.words + size_t(j) * size_t(width);
         float* kept = states + size_t(j) * state_floats(kv.value_dim());
-        float c = queries.scale * 1.44269504f;
+        float c = queries.scale * LOG2_E;
         const float* q = queries.q + size_t(j) * queries.q_stride;
         if (has_scales(kv.type)) {
             auto put = [&](int i, vec16 x) { store_int16(words + i, x); };
@@ -207,7 +208,7 @@ void attend(const KvLayer& kv, const int32_t* pages, const Queries& queries, int
         }
         clear(kept);
         kept[FACTOR] = c;
-        kept[CAP] = queries.softcap == 0.0f ? 0.0f : c / (queries.softcap * 1.44269504f);
+        kept[CAP] = queries.softcap == 0.0f ? 0.0f : c / (queries.softcap * LOG2_E);
         scratch.states[j] = {q, words, kept};
     }
     for (int piece = begin; piece < end; piece++) attend_piece(kv, pages, queries, piece * PIECE, scratch);
@@ -224,7 +225,7 @@ void finish(int count, int parts, const float* states, int value_dim, const floa
             kept[FACTOR] = from[FACTOR];
             if (from[SUM] != 0.0f) merge(kept, from[MAX], from[SUM], from + STATE_HEAD, width);
         }
-        if (sinks != nullptr) merge(kept, sinks[j] * 1.44269504f / kept[FACTOR], 1.0f, no_value, width);
+        if (sinks != nullptr) merge(kept, sinks[j] * LOG2_E / kept[FACTOR], 1.0f, no_value, width);
         vec16 sum = broadcast(kept[SUM]);
         for (int i = 0; i < value_dim; i += 16)
             store(out[j] + i, load(kept + STATE_HEAD + i) / sum, value_dim - i < 16 ? value_dim - i : 16);

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int PIECE_BLOCKS = PIECE / BLOCK;
 constexpr float LEVELS = 32767.0f;
+constexpr float LOG2_E = 1.44269504f;
 
 // Accumulators in registers: of MOST query vectors, WIDTH each.
 constexpr int MOST = 6;
@@ -81,6 +82,7 @@ struct Group {
     int count;
     State* state[MOST];
     int lo[MOST], hi[MOST];
+    const float* bias[MOST];     // of each key of the piece, up to a whole block; or null
     float max[MOST], sum[MOST];  // of the piece's scores; of its weights
     float* scores;               // [count][PIECE], then the weights e
     int16_t* words;              // [count][PIECE]: weights as integers
@@ -116,6 +118,10 @@ TUREEN_INLINE void to_weights(Group& g, int n, Use use) {
     if (float a = g.state[n]->kept[CAP])
         for (int i = begin; i < end; i += BLOCK)
             store(scores + i, tanh(load(scores + i) * broadcast(a)) / broadcast(a));
+    if (const float* bias = g.bias[n]) {
+        vec16 unit = broadcast(LOG2_E / g.state[n]->kept[FACTOR]);
+        for (int i = begin; i < end; i += BLOCK) store(scores + i, fma(load(bias + i), unit, load(scores + i)));
+    }
     vec16 most = broadcast(-__builtin_inff());
     for (int i = begin; i < end; i += BLOCK) {
         vec16 seen = kept(load(scores + i), i, g.lo[n], g.hi[n], -__builtin_inff());

@@ -97,7 +97,7 @@ struct Share {
 // Rows as `multiply` takes them: quantized by all threads, or as they lie where a matrix of floats takes them so.
 class SharedInputs {
 public:
-    SharedInputs(Pool& pool, const float* x, int rows, const Matrix& w) : buffer_(w.inputs, w.cols) {
+    SharedInputs(Pool& pool, const float* x, int rows, const Matrix& w) {
         if (w.inputs == Inputs::F32 && w.cols == w.padded_cols) {
             view_.kind = Inputs::F32;
             view_.rows = rows;
@@ -105,8 +105,10 @@ public:
             view_.f32 = const_cast<float*>(x);
             return;
         }
-        buffer_.reserve(rows);
-        view_ = buffer_.view(rows);
+        thread_local ActivationBuffer buffer(w.inputs, w.cols);  // new memory costs more than many a product
+        buffer.become(w.inputs, w.cols);
+        buffer.reserve(rows);
+        view_ = buffer.view(rows);
         pool.run([&](int thread) {
             Share own(rows, thread, pool.threads());
             for (int m = own.begin; m < own.end; m++)
@@ -117,17 +119,19 @@ public:
     const Activations& view() const { return view_; }
 
 private:
-    ActivationBuffer buffer_;
     Activations view_{};
 };
 
-FloatArray linear(Pool& pool, const AnyArray& x, const PackedMatrix& packed, const MaybeArray& bias) {
+FloatArray linear(Pool& pool, const AnyArray& x, const PackedMatrix& packed, const MaybeArray& bias,
+                  const std::optional<FloatArray>& given, bool add) {
     const Matrix& w = packed.matrix;
     const float* inputs = checked<const float>(x, "x", {ANY, w.cols});
     const float* added = checked_bias(bias, w.rows);
     int rows = int(x.shape(0));
     float* out;
-    auto array = make_array<float>({x.shape(0), size_t(w.rows)}, &out);
+    FloatArray array = given ? *given : make_array<float>({x.shape(0), size_t(w.rows)}, &out);
+    if (given) out = checked<float>(array, "out", {rows, w.rows});
+    if (add && !given) throw nb::value_error("there is no out to add to");
     nb::gil_scoped_release release;
     SharedInputs shared(pool, inputs, rows, w);
     pool.run([&](int thread) {
@@ -135,7 +139,7 @@ FloatArray linear(Pool& pool, const AnyArray& x, const PackedMatrix& packed, con
         bool by_tile = w.tiles >= pool.threads();
         Share own(by_tile ? w.tiles : rows, thread, pool.threads());
         kernels().linear->multiply(w, shared.view(), by_tile ? 0 : own.begin, by_tile ? rows : own.end,
-                                   by_tile ? own.begin : 0, by_tile ? own.end : w.tiles, out, size_t(w.rows), false,
+                                   by_tile ? own.begin : 0, by_tile ? own.end : w.tiles, out, size_t(w.rows), add,
                                    added);
     });
     return array;
@@ -181,10 +185,11 @@ nb::dict quantize(const AnyArray& x, const std::string& kind) {
     static const std::pair<const char*, Inputs> KINDS[] = {{"F32", Inputs::F32},
                                                            {"BF16", Inputs::BF16},
                                                            {"INT8_GROUP", Inputs::INT8_GROUP},
-                                                           {"INT16_GROUP", Inputs::INT16_GROUP}};
+                                                           {"INT16_GROUP", Inputs::INT16_GROUP},
+                                                           {"WORDS", Inputs::WORDS}};
     const Inputs* wanted = nullptr;
     for (const auto& known : KINDS) wanted = kind == known.first ? &known.second : wanted;
-    if (wanted == nullptr) throw nb::value_error("kind is none of F32, BF16, INT8_GROUP, INT16_GROUP");
+    if (wanted == nullptr) throw nb::value_error("kind is none of F32, BF16, INT8_GROUP, INT16_GROUP, WORDS");
     size_t rows = x.shape(0);
     ActivationBuffer buffer = quantized(inputs, int(rows), int(x.shape(1)), *wanted);
     Activations view = buffer.view(int(rows));
@@ -194,6 +199,9 @@ nb::dict quantize(const AnyArray& x, const std::string& kind) {
         arrays["f32"] = copied(view.f32, rows, stride);
     } else if (view.kind == Inputs::BF16) {
         arrays["bf16"] = copied(view.bf16, rows, stride);
+    } else if (view.kind == Inputs::WORDS) {
+        arrays["words"] = copied(view.words, rows, stride);
+        arrays["scale"] = copied(view.scale, rows, stride / SPAN);
     } else {
         rows *= size_t(input_rows(view.kind));
         arrays["q"] = copied(view.q, rows, stride);
@@ -212,15 +220,6 @@ FloatArray by_row(const AnyArray& x, Body body) {
     auto array = make_array<float>({x.shape(0), x.shape(1)}, &out);
     for (size_t row = 0; row < x.shape(0); row++) body(row, out + row * x.shape(1));
     return array;
-}
-
-FloatArray rms_norm(const AnyArray& x, const AnyArray& weight, float eps) {
-    const float* inputs = checked<const float>(x, "x", {ANY, ANY});
-    size_t cols = x.shape(1);
-    const float* weights = checked<const float>(weight, "weight", {int64_t(cols)});
-    return by_row(x, [&](size_t row, float* out) {
-        kernels().rows->rms_norm(inputs + row * cols, weights, int(cols), eps, out);
-    });
 }
 
 using Product = void (*)(const float* gate, const float* up, int cols, float* out);
@@ -295,13 +294,14 @@ void bind_linear(nb::module_& m) {
     m.def("map_file", &map_descriptor, nb::arg("descriptor"), nb::arg("num_bytes"),
           "The first bytes of an open file, uint8 [num_bytes], to be read only; in huge pages where the system can.");
     m.def("linear", &linear, nb::arg("pool"), nb::arg("x"), nb::arg("matrix"), nb::arg("bias") = nb::none(),
-          "x float32 [m, cols] -> x @ matrix.T + bias, float32 [m, rows].");
+          nb::arg("out") = nb::none(), nb::arg("add") = false,
+          "x float32 [m, cols] -> x @ matrix.T + bias, float32 [m, rows]: into out, where it is given; add: added to "
+          "what it has.");
     m.def("linear_range", &linear_range, nb::arg("x"), nb::arg("matrix"), nb::arg("out"), nb::arg("m_range"),
           nb::arg("tile_range"), nb::arg("add") = false, nb::arg("bias") = nb::none(),
           "Rows m_range and columns of tiles tile_range of the product into (add: onto) out float32 [m, rows].");
     m.def("quantize", &quantize, nb::arg("x"), nb::arg("kind"),
           "x float32 [m, cols] -> the arrays of matrix.h's Activations.");
-    m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"));
     m.def(
         "silu_mul", [](const AnyArray& gate, const AnyArray& up) { return gated(kernels().rows->silu_mul, gate, up); },
         nb::arg("gate"), nb::arg("up"));

@@ -43,7 +43,8 @@ constexpr int GROUPS = SUPER / GROUP;  // in a super
 constexpr int bits_of(Format format) {
     switch (format) {
         case Format::F32: return 32;
-        case Format::BF16: return 16;
+        case Format::BF16:
+        case Format::Q16: return 16;
         case Format::Q8_ROW:
         case Format::Q8_0: return 8;
         case Format::Q6_K: return 6;
@@ -132,7 +133,8 @@ constexpr int scale_bytes(Format format) {
     switch (format) {
         case Format::F32:
         case Format::BF16: return 0;
-        case Format::Q8_ROW: return TILE * 4;
+        case Format::Q8_ROW:
+        case Format::Q16: return TILE * 4;
         case Format::Q6_K:
         case Format::Q3_K: return TILE * (2 + SUPER / 16);
         case Format::Q2_K: return TILE * (4 + SUPER / 16);

@@ -127,8 +127,9 @@ struct Queries {
     size_t q_stride;
     const int32_t* first_key;
     const int32_t* num_keys;
-    float scale;    // > 0
-    float softcap;  // > 0: scores become softcap * tanh(score / softcap); 0 = none
+    float scale;                  // > 0
+    float softcap;                // > 0: scores become softcap * tanh(score / softcap); 0 = none
+    const float* bias = nullptr;  // added to the scaled score of query j and key t: bias[t - j]; null = none
 };
 
 struct AttentionKernels {

@@ -4,6 +4,7 @@
 
 #include ISA_HEADER
 #include "products.h"
+#include "word_products.h"
 #ifdef TUREEN_TILE_PRODUCTS
 #include "tile_products.h"
 #endif
@@ -32,6 +33,7 @@ void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int
     switch (w.format) {
         case Format::F32: return run(multiply_whole<PlainF32>);
         case Format::BF16: return run(BF16_BY);
+        case Format::Q16: return run(multiply_words);
         case Format::Q8_ROW: return run(GROUPS_BY<Format::Q8_ROW>);
         case Format::Q8_0: return run(GROUPS_BY<Format::Q8_0>);
         case Format::Q6_K: return run(GROUPS_BY<Format::Q6_K>);

@@ -13,7 +13,12 @@ namespace tureen {
 constexpr int TILE = 16;        // output rows side by side
 constexpr int GROUP = 32;       // inputs that share a scale
 constexpr int SUPER = 256;      // inputs that share the scale of scales in K formats
-constexpr int ROW_INPUTS = 64;  // cols of Q8_ROW, BF16 and F32 are padded to a multiple of this
+constexpr int ROW_INPUTS = 64;  // cols of Q8_ROW, Q16, BF16 and F32 are padded to a multiple of this
+constexpr int SPAN = 128;       // inputs that share a scale in Q16
+
+// Largest magnitude of Q16's integers. What they are multiplied with is so scaled that the sum over a span fits in 32
+// bits.
+constexpr float WORD_LEVELS = 8191;
 
 // The values of a quantised format are unsigned integers q; what they stand for is d * (q - ZERO) or d * q + m. Where a
 // format has a table (formats.h), the stored bits are an index of it, and q is the entry.
@@ -41,6 +46,7 @@ enum class Format : int {
     WIDE_IQ2,      // values: 4 bits;  scales as Q6_K
     WIDE_IQ3_XXS,  // the same
     WIDE_IQ3_S,    // the same
+    Q16,           // d * q, q from -8191 to 8191.     values: [cols / 2][16][2] int16;  scales: a span: [16] float d
 };
 // Values of a tile, group after group of 32 inputs. r = row in the tile, i = input in the group, i = 4 * quad + b:
 //   8 bits: [8 quads][16 r][4 b] bytes.
@@ -51,8 +57,8 @@ enum class Format : int {
 //   3 bits: as 2 bits (128 bytes), then bit 2: [8 quads] uint64, bit 4r + b.
 
 // What a matrix is multiplied with. INT16_GROUP: 16 bits in two rows of INT8_GROUP, the second being what the first one
-// leaves; a product is the sum of theirs, the first one's first.
-enum class Inputs : int { F32, BF16, INT8_GROUP, INT16_GROUP };
+// leaves; a product is the sum of theirs, the first one's first. WORDS: 16 bits, with a scale for each span.
+enum class Inputs : int { F32, BF16, INT8_GROUP, INT16_GROUP, WORDS };
 
 struct Matrix {
     Format format;
@@ -85,8 +91,9 @@ struct Activations {
     int stride;      // inputs from one row to the next
     float* f32;      // [rows][stride]                      F32
     uint16_t* bf16;  // [rows][stride], nearest even        BF16
+    int16_t* words;  // [rows][stride]                      WORDS
     int8_t* q;       // [rows][stride], -127 … 127          INT8_GROUP; INT16_GROUP: [rows][2][stride], likewise below
-    float* scale;    // [rows][stride / 32]: value = scale * q
+    float* scale;    // [rows][stride / 32]: value = scale * q; WORDS: [rows][stride / 128]
     float* scaled_sum;  // [rows][stride / 32]: scale * sum of the group's q
     int32_t* sum;       // [rows][stride / 32]: sum of the group's q
     int32_t* half_sum;  // [rows][stride / 16]: sums of its two halves

@@ -310,7 +310,8 @@ void put_block(const Encoding& encoding, Bytes block, int index, const Row& row)
 }
 
 bool made_of_floats(Format format) {
-    return format == Format::F32 || format == Format::BF16 || format == Format::Q8_ROW || format == Format::Q4_1;
+    return format == Format::F32 || format == Format::BF16 || format == Format::Q16 || format == Format::Q8_ROW ||
+           format == Format::Q4_1;
 }
 
 size_t row_bytes(const Encoding& encoding, int cols) {

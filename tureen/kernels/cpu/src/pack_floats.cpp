@@ -63,6 +63,13 @@ TUREEN_INLINE ivec16 pair_of_bf16(vec16 low, vec16 high) {
     return each_int_part([&](int i) { return ((rounded(low.p[i]) >> 16) & 0xffff) | (rounded(high.p[i]) & ~0xffff); });
 }
 
+TUREEN_INLINE ivec16 pair_of_words(vec16 low, vec16 high) {
+    auto integers = [](part x) { return __builtin_convertvector(x, int_part); };
+    return each_int_part([&](int i) { return (integers(low.p[i]) & 0xffff) | integers(high.p[i]) << 16; });
+}
+
+TUREEN_INLINE void store_floats(uint8_t* to, vec16 x) { __builtin_memcpy(to, &x, sizeof x); }
+
 void put_f32(const Matrix& w, const float* rows, uint8_t* tile) {
     for (int begin = 0; begin < w.cols; begin += GROUP) {
         Values values = transposed(rows, w.cols, begin);
@@ -84,30 +91,57 @@ TUREEN_INLINE ivec16 with_bits(ivec16 sum, vec16 x, int shift) {
     return each_int_part([&](int i) { return sum.p[i] | __builtin_convertvector(x.p[i], int_part) << shift; });
 }
 
-// Symmetric: the largest magnitude of the row becomes ±127. A row with a value that is not finite becomes NaN.
-void put_q8_row(const Matrix& w, const float* rows, uint8_t* tile) {
-    float scales[TILE];
-    for (int r = 0; r < TILE; r++) {
-        vec16 largest = zeros();
-        const float* row = rows + size_t(r) * size_t(w.cols);
-        for (int i = 0; i < w.cols; i += 16) largest = max_of_abs(largest, abs(lanes_at(row, w.cols, i)));
-        float found = reduce_max_of_abs(largest);
-        scales[r] = found < __builtin_inff() ? found / 127 : __builtin_nanf("");
+// The scales with which the largest magnitude of each row's columns [begin, end) becomes ±levels. With a value that is
+// not finite the scale is NaN.
+struct Symmetric {
+    vec16 d, divisor;
+    ivec16 usable;
+    float levels;
+
+    Symmetric(const float* rows, int cols, int begin, int end, float most) : levels(most) {
+        float scales[TILE];
+        for (int r = 0; r < TILE; r++) {
+            vec16 largest = zeros();
+            const float* row = rows + size_t(r) * size_t(cols);
+            for (int i = begin; i < end; i += 16) largest = max_of_abs(largest, abs(lanes_at(row, end, i)));
+            float found = reduce_max_of_abs(largest);
+            scales[r] = found < __builtin_inff() ? found / levels : __builtin_nanf("");
+        }
+        d = load(scales);
+        usable = less(zeros(), d);
+        divisor = choose(usable, d, broadcast(1.0f));
     }
-    __builtin_memcpy(tile + w.scales_offset, scales, sizeof scales);
-    vec16 d = load(scales);
-    ivec16 usable = less(zeros(), d);
-    vec16 divisor = choose(usable, d, broadcast(1.0f));
+
+    TUREEN_INLINE vec16 integers(vec16 x) const {
+        vec16 scaled = choose(usable, x / divisor, zeros());
+        return round(max(min(scaled, broadcast(levels)), broadcast(-levels)));
+    }
+};
+
+void put_q8_row(const Matrix& w, const float* rows, uint8_t* tile) {
+    Symmetric row(rows, w.cols, 0, w.cols, 127);
+    store_floats(tile + w.scales_offset, row.d);
     for (int begin = 0; begin < w.padded_cols; begin += GROUP) {
         Values values = transposed(rows, w.cols, begin);
         for (int quad = 0; quad < GROUP / 4; quad++) {
             ivec16 bytes = int_zeros();
-            for (int b = 0; b < 4; b++) {
-                vec16 scaled = choose(usable, values.x[4 * quad + b] / divisor, zeros());
-                vec16 q = round(max(min(scaled, broadcast(127.0f)), broadcast(-127.0f)));
-                bytes = with_bits(bytes, q + broadcast(128.0f), 8 * b);
-            }
+            for (int b = 0; b < 4; b++)
+                bytes = with_bits(bytes, row.integers(values.x[4 * quad + b]) + broadcast(128.0f), 8 * b);
             store_ints(tile + size_t(begin) * TILE + quad * 64, bytes);
+        }
+    }
+}
+
+void put_q16(const Matrix& w, const float* rows, uint8_t* tile) {
+    for (int begin = 0; begin < w.cols; begin += SPAN) {
+        int end = w.cols - begin < SPAN ? w.cols : begin + SPAN;
+        Symmetric span(rows, w.cols, begin, end, WORD_LEVELS);
+        store_floats(tile + w.scales_offset + size_t(begin / SPAN) * TILE * 4, span.d);
+        for (int at = begin; at < end; at += GROUP) {
+            Values values = transposed(rows, w.cols, at);
+            for (int i = 0; i < GROUP; i += 2)
+                store_ints(tile + size_t(at + i) * TILE * 2,
+                           pair_of_words(span.integers(values.x[i]), span.integers(values.x[i + 1])));
         }
     }
 }
@@ -254,6 +288,7 @@ void put(const Matrix& w, const float* rows, uint8_t* tile) {
     switch (w.format) {
         case Format::F32: return put_f32(w, rows, tile);
         case Format::BF16: return put_bf16(w, rows, tile);
+        case Format::Q16: return put_q16(w, rows, tile);
         case Format::Q8_ROW: return put_q8_row(w, rows, tile);
         default: return put_q4_1(w, rows, tile);
     }

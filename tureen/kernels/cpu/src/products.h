@@ -495,7 +495,8 @@ struct PlainF32 {
     }
 };
 
-// As floats: vdpbf16ps takes two products at once, but four times as long. The first of two is the lower half.
+// As floats: vdpbf16ps takes two products at once, but rounds otherwise than `fma`, so other instruction sets would give
+// other bits. The first of two is the lower half.
 struct PlainBf16 {
     static constexpr int INPUTS = 2;
     static const uint8_t* row(const Activations& x, int m) { return row_of(x.bf16, x, m); }

@@ -376,6 +376,32 @@ void quantize_by_group(const float* x, int cols, int stride, const Row& first, c
     }
 }
 
+// Integers of a span are at most 32767, and the sum of their magnitudes times WORD_LEVELS stays below 2^31.
+void quantize_words(const float* x, int cols, int16_t* words, float* scale) {
+    constexpr float LEVELS = 32767, SHARE = LEVELS * WORD_LEVELS / (0x1p31f - SPAN * WORD_LEVELS);
+    for (int spans; cols > 0; x += spans * SPAN, words += spans * SPAN, scale += spans, cols -= spans * SPAN) {
+        spans = cols < 16 * SPAN ? (cols + SPAN - 1) / SPAN : 16;
+        vec16 largest[16], sum[16];
+        for (int s = 0; s < 16; s++) {
+            largest[s] = sum[s] = zeros();
+            for (int i = 0; i < SPAN && s < spans; i += 16) {
+                const vec16 size = abs(lanes_at(x, cols, s * SPAN + i));
+                largest[s] = max_of_abs(largest[s], size);
+                sum[s] = sum[s] + size;
+            }
+        }
+        const vec16 total = reduce_each(sum, Sum{}) * broadcast(SHARE);
+        const Scales all = scales_of(max_of_abs(reduce_each(largest, LargerOfAbs{}), total), LEVELS);
+        float inverse[16];
+        store(inverse, all.inverse);
+        store(scale, all.scale, spans);
+        for (int s = 0; s < spans; s++)
+            for (int i = s * SPAN; i < (s + 1) * SPAN; i += 16)
+                store_int16(words + i,
+                            inverse[s] == 0.0f ? zeros() : lanes_at(x, cols, i) * broadcast(inverse[s]));
+    }
+}
+
 Row row_at(const Activations& out, size_t begin) {
     return {out.q + begin, out.scale + begin / GROUP, out.scaled_sum + begin / GROUP, out.sum + begin / GROUP,
             out.half_sum + begin / (GROUP / 2)};
@@ -387,6 +413,8 @@ void quantize(const float* x, int cols, const Activations& out, int m) {
         for (int i = 0; i < out.stride; i += 16) store(out.f32 + begin + i, lanes_at(x, cols, i));
     } else if (out.kind == Inputs::BF16) {
         for (int i = 0; i < out.stride; i += 16) store_bf16(out.bf16 + begin + i, lanes_at(x, cols, i));
+    } else if (out.kind == Inputs::WORDS) {
+        quantize_words(x, cols, out.words + begin, out.scale + begin / SPAN);
     } else if (out.kind == Inputs::INT8_GROUP) {
         quantize_by_group(x, cols, out.stride, row_at(out, begin), nullptr);
     } else {

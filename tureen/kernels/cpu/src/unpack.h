@@ -78,6 +78,12 @@ void unpack_row(const Matrix& w, int row, float* out) {
                 out[i] = bf16_to_float(load<uint16_t>(tile + ((size_t(i / 2) * TILE + r) * 2 + i % 2) * 2));
             }
             return;
+        case Format::Q16:
+            for (int i = 0; i < w.cols; i++) {
+                float d = load<float>(tile + w.scales_offset + (size_t(i / SPAN) * TILE + r) * 4);
+                out[i] = d * float(load<int16_t>(tile + ((size_t(i / 2) * TILE + r) * 2 + i % 2) * 2));
+            }
+            return;
         case Format::Q8_ROW: return unpack_integers<Format::Q8_ROW>(w, tile, r, out);
         case Format::Q8_0: return unpack_integers<Format::Q8_0>(w, tile, r, out);
         case Format::Q6_K: return unpack_integers<Format::Q6_K>(w, tile, r, out);

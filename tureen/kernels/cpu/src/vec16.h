@@ -599,26 +599,29 @@ TUREEN_INLINE ivec16 broadcast_words(const int16_t* two) {
     return y;
 }
 
-// sum + a · b in each lane.
+// sum + a · b in each lane, which holds two int16.
+TUREEN_INLINE int_part dot(int_part sum, int_part a, int_part b) {
+#if defined(TUREEN_VNNI)
+    // not the intrinsic, whose sums GCC spills to memory
+    asm(TUREEN_ENCODED("vpdpwssd %2, %1, %0") : "+" TUREEN_VNNI_REGISTER(sum)
+        : TUREEN_VNNI_REGISTER(a), TUREEN_VNNI_REGISTER(b));
+    return sum;
+#elif defined(TUREEN_512)
+    return sum + (int_part)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(TUREEN_256)
+    return sum + (int_part)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(TUREEN_ARM)
+    int16x8_t u = (int16x8_t)a, v = (int16x8_t)b;
+    return sum + (int_part)vpaddq_s32(vmull_s16(vget_low_s16(u), vget_low_s16(v)), vmull_high_s16(u, v));
+#else
+    return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 TUREEN_INLINE ivec16 dot(ivec16 sum, ivec16 a, ivec16 b) {
     ivec16 y;
     TUREEN_UNROLL
-    for (int i = 0; i < PARTS; i++) {
-#if defined(TUREEN_VNNI)
-        y.p[i] = sum.p[i];  // not the intrinsic, whose sums GCC spills to memory
-        asm(TUREEN_ENCODED("vpdpwssd %2, %1, %0") : "+" TUREEN_VNNI_REGISTER(y.p[i])
-            : TUREEN_VNNI_REGISTER(a.p[i]), TUREEN_VNNI_REGISTER(b.p[i]));
-#elif defined(TUREEN_512)
-        y.p[i] = sum.p[i] + (int_part)_mm512_madd_epi16((__m512i)a.p[i], (__m512i)b.p[i]);
-#elif defined(TUREEN_256)
-        y.p[i] = sum.p[i] + (int_part)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
-#elif defined(TUREEN_ARM)
-        int16x8_t u = (int16x8_t)a.p[i], v = (int16x8_t)b.p[i];
-        y.p[i] = sum.p[i] + (int_part)vpaddq_s32(vmull_s16(vget_low_s16(u), vget_low_s16(v)), vmull_high_s16(u, v));
-#else
-        y.p[i] = sum.p[i] + ((a.p[i] << 16) >> 16) * ((b.p[i] << 16) >> 16) + (a.p[i] >> 16) * (b.p[i] >> 16);
-#endif
-    }
+    for (int i = 0; i < PARTS; i++) y.p[i] = dot(sum.p[i], a.p[i], b.p[i]);
     return y;
 }
 

@@ -381,17 +381,18 @@ void quantize_words(const float* x, int cols, int16_t* words, float* scale) {
     constexpr float LEVELS = 32767, SHARE = LEVELS * WORD_LEVELS / (0x1p31f - SPAN * WORD_LEVELS);
     for (int spans; cols > 0; x += spans * SPAN, words += spans * SPAN, scale += spans, cols -= spans * SPAN) {
         spans = cols < 16 * SPAN ? (cols + SPAN - 1) / SPAN : 16;
-        vec16 largest[16], sum[16];
+        vec16 largest[16];
+        float sums[16] = {};
         for (int s = 0; s < 16; s++) {
-            largest[s] = sum[s] = zeros();
+            vec16 sum = largest[s] = zeros();
             for (int i = 0; i < SPAN && s < spans; i += 16) {
                 const vec16 size = abs(lanes_at(x, cols, s * SPAN + i));
                 largest[s] = max_of_abs(largest[s], size);
-                sum[s] = sum[s] + size;
+                sum = sum + size;
             }
+            if (s < spans) sums[s] = reduce_add(sum);
         }
-        const vec16 total = reduce_each(sum, Sum{}) * broadcast(SHARE);
-        const Scales all = scales_of(max_of_abs(reduce_each(largest, LargerOfAbs{}), total), LEVELS);
+        const Scales all = scales_of(max_of_abs(reduce_each(largest, LargerOfAbs{}), load(sums) * broadcast(SHARE)), LEVELS);
         float inverse[16];
         store(inverse, all.inverse);
         store(scale, all.scale, spans);

@@ -326,7 +326,7 @@ TUREEN_INLINE float reduce_max_of_abs(vec16 x) {
     return reduce(x, LargerOfAbs{});
 }
 
-// Lane i = reduce(x[i]).
+// Lane i = reduce(x[i]); but lanes are combined in another order, which sums of floats that are not whole would show.
 template <typename Combine>
 TUREEN_INLINE vec16 reduce_each(const vec16 (&x)[16], Combine combine) {
 #if defined(TUREEN_512)

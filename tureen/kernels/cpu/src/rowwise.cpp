@@ -392,7 +392,8 @@ void quantize_words(const float* x, int cols, int16_t* words, float* scale) {
             }
             if (s < spans) sums[s] = reduce_add(sum);
         }
-        const Scales all = scales_of(max_of_abs(reduce_each(largest, LargerOfAbs{}), load(sums) * broadcast(SHARE)), LEVELS);
+        const vec16 most = max_of_abs(reduce_each(largest, LargerOfAbs{}), load(sums) * broadcast(SHARE));
+        const Scales all = scales_of(most, LEVELS);
         float inverse[16];
         store(inverse, all.inverse);
         store(scale, all.scale, spans);

@@ -19,9 +19,10 @@ struct WordPanel {
     int tile;
     part totals[WORD_ROWS][COLUMNS];
 
-    // Adds the products of a span for MR rows, from row `at` of those that begin with m.
+    // Adds the products of a span for MR rows, from row `at` of those that begin with m. Not inline: it gets all
+    // registers, and tests find it by its name.
     template <int MR>
-    void add_span(int m, int at, int span) {
+    __attribute__((noinline)) void add_span(int m, int at, int span) {
         const size_t stride = size_t(x.stride);
         const int16_t* rows = x.words + size_t(m + at) * stride;
         const float* scales = x.scale + size_t(m + at) * stride / SPAN + span;

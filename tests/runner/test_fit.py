@@ -80,13 +80,15 @@ def test_a_gguf_file_takes_what_its_blocks_take(tmp_path):
     assert need.weights >= matrices
 
 
-def test_the_part_that_sees_counts_in_float32_as_it_is_loaded(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("dtype", "width"), [("auto", 2), ("float32", 4)])
+def test_the_part_that_sees_counts_in_the_type_of_its_matrices(dtype, width, tmp_path, monkeypatch):
     tiny_llava.write(tmp_path / "llava", "llava-clip")
     monkeypatch.setattr(fit, "_sizes", lambda *_: (0, KvBytes(0)))  # the language model's part
     tensors = safetensors.numpy.load_file(next((tmp_path / "llava").glob("*.safetensors")))
-    seeing = sum(4 * values.size for name, values in tensors.items() if "language_model" not in name)
-    heads = sum(4 * values.size for name, values in tensors.items() if name.startswith("lm_head"))
-    assert fit.memory_need(open_model(tmp_path / "llava"), Config()).weights == seeing - heads > 0
+    seeing = sum(width * values.size for name, values in tensors.items() if "language_model" not in name)
+    heads = sum(width * values.size for name, values in tensors.items() if name.startswith("lm_head"))
+    need = fit.memory_need(open_model(tmp_path / "llava"), Config(dtype=dtype))
+    assert need.weights == seeing - heads > 0
 
 
 def test_the_part_that_sees_of_an_mmproj_file_counts_as_that_of_a_folder(tmp_path, monkeypatch):

@@ -25,6 +25,8 @@ from tureen.weights.source import model_config, preprocessor_config
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 KERNELS = ("auto", "torch") if DEVICE == "cpu" else ("auto",)
 CLOSE = 2e-5
+NARROW = 2e-3
+"""Largest share of an embedding by which matrices of 16 bits may change it."""
 NEW_TOKENS = 7
 TEXT = (5, 17, 99), (7, 200), (41, 42, 43, 44)
 """Before, between and after pictures."""
@@ -42,13 +44,14 @@ class Model(msgspec.Struct):
 
 def _make_config(**changes):
     settings = {"page_size": 4, "max_total_tokens": 2048, "num_threads": 1, "context_length": 512, **changes}
-    return Config(device=DEVICE, dtype="float32", **settings)
+    return Config(device=DEVICE, **{"dtype": "float32"} | settings)
 
 
 class Encoders(NamedTuple):
     """The encoder of a model on each of its arrays: those of native kernels come first on a CPU, then torch's."""
 
     each: list
+    narrow: object = None  # with matrices of 16 bits, as a CPU has them by default
 
     def encode(self, item):
         return self.each[0].encode(item)
@@ -58,7 +61,10 @@ def load_tiny_encoder(folder, each=KERNELS, **changes):
     source = folder_source(folder)
     configs = [_make_config(kernels=kernels, **changes) for kernels in each]
     device = resolve_device(DEVICE, 2)
-    return Encoders([load_encoder(source, model_config(source), one, device, no_progress) for one in configs])
+    if DEVICE == "cpu":
+        configs.append(_make_config(dtype="auto", **changes))
+    loaded = [load_encoder(source, model_config(source), one, device, no_progress) for one in configs]
+    return Encoders(loaded[: len(each)], *loaded[len(each) :])
 
 
 def make_model(folder, variant, tiny=tiny_llava):
@@ -224,6 +230,9 @@ def check_embeddings(encoder, prepared, expected):
         found = encode(one, prepared)
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())
+    if encoder.narrow is not None:
+        assert encoder.narrow.arithmetic()["dtype"] == "int16"
+        assert np.linalg.norm(encode(encoder.narrow, prepared) - expected) < NARROW * np.linalg.norm(expected)
 
 
 def check_encoding_by_turns(folder, prepared, monkeypatch, *, piece=50_000):

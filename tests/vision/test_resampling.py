@@ -41,4 +41,4 @@ def test_numpy_and_torch_resample_one_grid_to_the_same_bits(mode):
     grid = np.random.default_rng(0).standard_normal((6, 7, 3)).astype(np.float32)
     taps = MODES[mode][0](6, 9), MODES[mode][0](7, 4)
     found = resampled(TorchArrays(torch.device("cpu"), torch.float32), torch.from_numpy(grid), *taps)
-    assert np.array_equal(resampled(NativeArrays(native.require(), 1), grid, *taps), found.numpy())
+    assert np.array_equal(resampled(NativeArrays(native.require(), 1, "float32"), grid, *taps), found.numpy())

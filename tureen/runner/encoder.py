@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
 """Floating-point operations in a piece of work: a few milliseconds."""
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "int16": 2, "bfloat16": 2, "float16": 2}
 """Type -> bytes of a weight."""
 QUANTISED = ("scales", "weight_", "input_scale", "activation_scale")
 """Prefixes of the names that quantised checkpoints give to the scales of a matrix."""
@@ -132,18 +132,22 @@ def describe(source: ModelSource, hf: Mapping[str, Any]) -> DescribedVision:
 
 
 def _dtype(config: Config, device: DeviceInfo) -> str:
-    """Returns the type to compute in; float32 on a CPU, whose products are as fast as any there."""
+    """Returns the type to compute in: of matrices and their inputs on a CPU, where all else is float32."""
     if device.type == "cpu":
-        return "float32"
+        return "int16" if config.dtype == "auto" and _is_native(config, device) else "float32"
     from tureen.devices.dtypes import default_dtype  # noqa: PLC0415 - torch
 
     return str(default_dtype(device)).removeprefix("torch.") if config.dtype == "auto" else config.dtype
 
 
+def _is_native(config: Config, device: DeviceInfo) -> bool:
+    return uses_native(config, device) and not uses_ranks(config)
+
+
 def _make_arrays(config: Config, device: DeviceInfo, dtype: str) -> tuple[EncoderArrays, Callable[[Stored], Any]]:
     """Returns what computes, and what reads a weight for it."""
-    if uses_native(config, device) and not uses_ranks(config):
-        return NativeArrays(native.require(), device.num_threads), to_float32
+    if _is_native(config, device):
+        return NativeArrays(native.require(), device.num_threads, dtype), to_float32
     import torch  # noqa: PLC0415 - only where it computes
 
     from tureen.vision.torch_arrays import TorchArrays  # noqa: PLC0415 - torch

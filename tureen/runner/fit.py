@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -64,7 +65,8 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
     model = loading.describe(hf)
     weights, kv = _sizes(source, config, model)
     if sees(hf, config):
-        weights += sum(4 * math.prod(stored.shape) for stored in iter_vision(source))  # the vision encoder
+        width = 2 if config.dtype == "auto" and _kernels(config) else 4  # of the vision encoder
+        weights += sum(width * math.prod(stored.shape) for stored in iter_vision(source))
     context = _context_of(config, model)
     return MemoryNeed(weights, kv.per_token, kv.fixed, context, _workspace(config, model), free, total)
 
@@ -75,12 +77,17 @@ def _context_of(config: Config, model: ModelConfig) -> int:
 
 def _sizes(source: ModelSource, config: Config, model: ModelConfig) -> tuple[int, KvBytes]:
     """Returns the bytes of the weights as loaded, and those of the KV cache."""
-    is_torch = config.kernels in ("torch", "tree") or has_ranks(config)
-    kernels = None if is_torch else kernels_module.load()
+    kernels = _kernels(config)
     if kernels is None:
         width = 2 if config.dtype in ("bfloat16", "float16") else 4
         return width * sum(map(math.prod, model.weights().values())), bytes_of_kv(config, model, width)
     return native.weight_bytes(kernels, source, config, model), native.bytes_of_kv(kernels, config, model)
+
+
+def _kernels(config: Config) -> ModuleType | None:
+    """Returns the native kernels; None if torch computes."""
+    is_torch = config.kernels in ("torch", "tree") or has_ranks(config)
+    return None if is_torch else kernels_module.load()
 
 
 def _workspace(config: Config, model: ModelConfig) -> int:

@@ -1,5 +1,7 @@
 """Arrays of numpy in float32, on a CPU: the native kernels compute whatever takes time. No torch.
 
+Matrices and their inputs may be integers of 16 bits (format Q16 of matrix.h).
+
 No number depends on the number of threads, nor on how rows are divided into pieces: the kernels see to it.
 """
 
@@ -19,8 +21,11 @@ from tureen.vision.arrays import Matrix
 class NativeArrays:
     """The EncoderArrays of numpy and the native kernels. Arrays are float32, or int64 if they are indices."""
 
-    def __init__(self, kernels: ModuleType, num_threads: int) -> None:
+    def __init__(self, kernels: ModuleType, num_threads: int, dtype: str) -> None:
+        """dtype: of matrices, int16 or float32."""
         self._kernels = kernels
+        self._dtype = dtype
+        self._format = "Q16" if dtype == "int16" else "F32"
         self._pool = kernels.Pool(num_threads, False)
 
     def constant(self, values: Any) -> Any:
@@ -42,7 +47,7 @@ class NativeArrays:
         flat = np.ascontiguousarray(values).reshape(len(values), -1)
         rows, columns = flat.shape
         stored = flat.reshape(-1).view(np.uint8)
-        return Matrix(self._kernels.Matrix.pack(self._pool, stored, "F32", "F32", rows, columns), rows, columns)
+        return Matrix(self._kernels.Matrix.pack(self._pool, stored, "F32", self._format, rows, columns), rows, columns)
 
     def linear(self, x: Any, matrix: Matrix, bias: Any = None) -> Any:
         return self._kernels.linear(self._pool, np.ascontiguousarray(x), matrix.held, bias)
@@ -78,4 +83,4 @@ class NativeArrays:
         return nullcontext()
 
     def arithmetic(self) -> dict[str, Any]:
-        return {"backend": "native", "isa": self._kernels.isa(), "dtype": "float32", "numpy": np.__version__}
+        return {"backend": "native", "isa": self._kernels.isa(), "dtype": self._dtype, "numpy": np.__version__}

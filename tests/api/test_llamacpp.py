@@ -257,7 +257,7 @@ def test_a_grammar_and_a_schema_constrain_the_output(app):
         ({"prompt": [999]}, "prompt[0]"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, "prompt.multimodal_data"),
         ({"n_predict": 9999}, "n_predict"),
-        ({"n_predict": 1, "max_tokens": 1}, "max_tokens"),
+        ({"n_predict": 1, "max_tokens": 2}, "max_tokens"),
         ({"mirostat": 2}, "mirostat"),
         ({"logit_bias": [[1.5, 1]]}, "logit_bias[0]"),
         ({"logit_bias": [[97, 101]]}, "logit_bias"),

@@ -394,7 +394,8 @@ def test_an_answer_goes_to_the_context_end_unless_bounded(app: App):
         assert ask(app, said, **{name: 5})["choices"][0]["finish_reason"] == "length"
         error = refusal(app, said, **{name: 31})
         assert (error["param"], error["code"]) == (name, "context_length_exceeded")
-    assert refusal(app, max_tokens=1, max_completion_tokens=1)["param"] in ("max_tokens", "max_completion_tokens")
+    assert ask(app, said, max_tokens=5, max_completion_tokens=5)["usage"]["completion_tokens"] == 5
+    assert refusal(app, max_tokens=1, max_completion_tokens=2)["param"] in ("max_tokens", "max_completion_tokens")
 
 
 @pytest.fixture(scope="module")

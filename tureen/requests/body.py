@@ -206,6 +206,12 @@ def _replaced(value: Any, place: list[str | int], entries: dict[str, Any]) -> An
     return copied
 
 
+def require_equal(name: str, value: object, other: str, other_value: object) -> None:
+    """Raises InvalidRequest if two names of one field have different values."""
+    if value != other_value:
+        raise InvalidRequest(f"{name} and {other} are the same field, but their values differ; send one", field=name)
+
+
 def read_params(
     params: Mapping[str, Any], where: str = "sampling_params", table: FieldTable = NO_VERDICTS
 ) -> dict[str, Any]:
@@ -221,13 +227,10 @@ def read_params(
                 unknown_fields.settle(name, value, (*PARAM_FIELDS, *ALIASES), table, where)
             continue
         target = ALIASES.get(name, name)
-        if target in fields:
-            raise InvalidRequest(
-                f"{where}.{name} and {where}.{target} are the same field; send one", field=f"{where}.{name}"
-            )
         if value is None and name != "max_new_tokens":
             continue  # null is the default; for max_new_tokens it means up to the context end
         if value == "" and target in EMPTY_IS_UNSET:
             continue
-        fields[target] = [value] if name in TEXT_LISTS and isinstance(value, str) else value
+        sent = [value] if name in TEXT_LISTS and isinstance(value, str) else value
+        require_equal(f"{where}.{name}", sent, f"{where}.{target}", fields.setdefault(target, sent))
     return fields

@@ -26,7 +26,7 @@ from tureen.http.dialect import Docs, Entry, ErrorShape, client_name, read_body_
 from tureen.http.errors import error_answer
 from tureen.log import get_logger
 from tureen.requests import telling
-from tureen.requests.body import PARAM_FIELDS
+from tureen.requests.body import PARAM_FIELDS, require_equal
 from tureen.requests.chat import Chat, prompt_of
 from tureen.requests.drafts import Plan
 from tureen.requests.explanations import Explained
@@ -215,9 +215,8 @@ def _sampling(body: AnthropicBody, payload: dict[str, Any]) -> tuple[dict[str, A
         target = PARAMETERS.get(name, name)
         is_set = payload[name] is not None and not (payload[name] == "" and name in EMPTY_IS_UNSET)
         if target in PARAM_FIELDS and is_set and name not in TABLE.refused:
-            if target in sampling:
-                raise InvalidRequest(f"{name} and {renamed[target]} are the same field; send one", field=name)
-            sampling[target], renamed[target] = getattr(body, name), name
+            sent = getattr(body, name)
+            require_equal(name, sent, renamed.setdefault(target, name), sampling.setdefault(target, sent))
     forms = {
         "output_config.format.schema": None if body.output_config is None else body.output_config.format,
         "output_format.schema": body.output_format,

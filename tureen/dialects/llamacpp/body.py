@@ -16,7 +16,7 @@ from tureen.config import MAX_N, MAX_PROMPTS
 from tureen.contract.params import INT64_MAX, MAX_LOGIT_BIAS, JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import planning, telling, tokenising
-from tureen.requests.body import convert, offered
+from tureen.requests.body import convert, offered, require_equal
 from tureen.requests.prompts import Prompt, id_lists, too_long
 from tureen.requests.shared_fields import MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
 from tureen.requests.state import Context
@@ -209,7 +209,7 @@ def parse(payload: dict[str, Any], kind: type[B]) -> B:
     body = convert(offered(payload, kind.__struct_fields__, TABLES["completion"]), kind, table=TABLES["completion"])
     for name, other in (("n_predict", "max_tokens"), ("typical_p", "typ_p"), ("n_cmpl", "n")):
         if payload.get(name) is not None and payload.get(other) is not None:
-            raise InvalidRequest(f"{other} and {name} are the same field; send one", field=other)
+            require_equal(other, payload[other], name, payload[name])
     return body
 
 

@@ -18,7 +18,7 @@ from tureen.dialects.openai.response_format import ResponseFormat, format_constr
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests import telling
-from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, offered
+from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, offered, require_equal
 from tureen.requests.constraint_fields import (
     GUIDED,
     GuidedBackend,
@@ -194,8 +194,12 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     if body.service_tier not in (None, "auto", "default"):
         telling.tell("service_tier", "the server has one tier, default")
     if body.rid is not None and body.request_id is not None:
-        raise InvalidRequest("request_id and rid are the same field; send one", field="request_id")
-    return body if body.n_cmpl in (None, 1) else msgspec.structs.replace(body, n=body.n_cmpl)
+        require_equal("request_id", body.request_id, "rid", body.rid)
+    if body.n_cmpl in (None, 1):
+        return body
+    if body.n != 1:
+        require_equal("n_cmpl", body.n_cmpl, "n", body.n)
+    return msgspec.structs.replace(body, n=body.n_cmpl)
 
 
 def budget_of(tokens: int | None, state: ServerState) -> ReasoningBudget | None:
@@ -216,10 +220,9 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
     fields: dict[str, Any] = {}
     renamed = {"max_new_tokens": limit_name}
     for name, target in _parameters_sent(payload).items():
-        if target in fields:
-            other = renamed.get(target, target)
-            raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
-        fields[target], renamed[target] = (None if payload[name] is None else getattr(body, name)), name
+        value = None if payload[name] is None else getattr(body, name)
+        require_equal(name, value, renamed.get(target, target), fields.setdefault(target, value))
+        renamed[target] = name
     if (fields.get("max_new_tokens") or 0) < 0:
         fields["max_new_tokens"] = None
     add_constraints(_constraints(body), fields, renamed, body.guided_whitespace_pattern)

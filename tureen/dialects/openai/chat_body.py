@@ -19,6 +19,7 @@ from tureen.dialects.openai.token_fields import ReturnProgress, TokenBody
 from tureen.errors import InvalidRequest
 from tureen.media.base import Modality
 from tureen.requests import telling
+from tureen.requests.body import require_equal
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import salt_of
 from tureen.requests.shared_fields import TokenIds
@@ -234,7 +235,7 @@ def parse(payload: dict[str, Any]) -> ChatBody:
 def _check_prompt(body: ChatBody) -> None:
     """Raises InvalidRequest unless there are messages or token ids; tells what has no effect beside the latter."""
     if body.input_ids is not None and body.prompt_token_ids is not None:
-        raise InvalidRequest("prompt_token_ids and input_ids are the same field; send one", field="prompt_token_ids")
+        require_equal("prompt_token_ids", body.prompt_token_ids, "input_ids", body.input_ids)
     field = "prompt_token_ids" if body.input_ids is None else "input_ids"
     if getattr(body, field) is None:
         if body.messages is None:
@@ -295,7 +296,7 @@ def template_kwargs(body: TemplateBody, tools: Sequence[Tool], state: ServerStat
     kwargs = known_kwargs(body.chat_template_kwargs or {}, "chat_template_kwargs", tools, state.context)
     nested = None if body.reasoning is None else body.reasoning.effort
     if body.reasoning_effort is not None and nested is not None:
-        raise InvalidRequest("reasoning.effort and reasoning_effort are the same field; send one", field="reasoning")
+        require_equal("reasoning.effort", nested, "reasoning_effort", body.reasoning_effort)
     field, level = ("reasoning_effort", body.reasoning_effort) if nested is None else ("reasoning.effort", nested)
     effort: Mapping[str, Any] = {} if level is None else effort_kwargs(level, field, tools, state.context)
     conflicting = next((name for name in effort if name in kwargs), None)

@@ -153,7 +153,7 @@ def test_texts_of_another_shape_are_refused():
         native.Texts(_pool(), [0, 4], 2, 8).attend(x, x, x, np.empty_like(x), 1.0)
     with pytest.raises(ValueError, match="another shape than the texts"):
         native.Texts(_pool(), [0, 5], 3, 8).attend(x, x, x, np.empty_like(x), 1.0)
-    with pytest.raises(ValueError, match="biases are not of as many heads"):
+    with pytest.raises(ValueError, match="biases have another number of heads than queries"):
         native.Texts(_pool(), [0, 5], 2, 8, _normal(3, 9)).attend(x, x, x, np.empty_like(x), 1.0)
     with pytest.raises(ValueError, match=r"biases is \[2, 7\], not \[any, 9\]"):
         native.Texts(_pool(), [0, 5], 2, 8, _normal(2, 7))

@@ -165,7 +165,11 @@ public:
           first_pages_(pages_before(starts)),
           cache_({{kv_heads, head_dim, -1, false}}, std::max(1, first_pages_.back()), 0, TEXT_PAGE, KvType::F32),
           scratch_(scratch_for(pool, head_dim)) {
-        for (int i = 0; i < cache_.num_pages(); i++) pages_.push_back(i);
+        for (int text = 0; text < num_texts(); text++)
+            for (int page = first_pages_[size_t(text)]; page < first_pages_[size_t(text) + 1]; page++) {
+                pages_.push_back(page);
+                texts_of_pages_.push_back(text);
+            }
         if (!biases) return;
         const float* given = checked<const float>(*biases, "biases", {ANY, 2 * int64_t(longest()) - 1});
         const int row = 2 * longest() - 1;
@@ -188,7 +192,7 @@ public:
             q.heads % kv.kv_heads != 0 || k.tokens != starts_.back() || q.tokens != starts_.back())
             throw nb::value_error("queries or keys have another shape than the texts");
         if (!biases_.empty() && biases_.size() != size_t(q.heads) * size_t(bias_row_))
-            throw nb::value_error("biases are not of as many heads");
+            throw nb::value_error("biases have another number of heads than queries");
         nb::gil_scoped_release release;
         pool_.run([&](int thread) { store(kv, k, v, thread, pool_.threads()); });
         std::vector<Block> blocks = blocks_of(q.heads);
@@ -250,12 +254,13 @@ private:
     }
 
     void store(const KvLayer& kv, const In& k, const In& v, int thread, int threads) const {
-        for (int text = thread; text < num_texts(); text += threads)
-            for (int t = starts_[size_t(text)]; t < starts_[size_t(text) + 1]; t++) {
-                const int at = t - starts_[size_t(text)], page = first_pages_[size_t(text)] + at / TEXT_PAGE;
+        for (size_t page = size_t(thread); page < pages_.size(); page += size_t(threads)) {
+            const size_t text = size_t(texts_of_pages_[page]);
+            const int first = starts_[text] + (int(page) - first_pages_[text]) * TEXT_PAGE;
+            for (int t = first; t < std::min(first + TEXT_PAGE, starts_[text + 1]); t++)
                 for (int head = 0; head < kv.kv_heads; head++)
-                    kernels().attention->store(kv, page, at % TEXT_PAGE, head, k.at(t, head), v.at(t, head));
-            }
+                    kernels().attention->store(kv, int(page), t - first, head, k.at(t, head), v.at(t, head));
+        }
     }
 
     std::vector<Block> blocks_of(int heads) const {
@@ -275,6 +280,7 @@ private:
     std::vector<int32_t> first_pages_;
     KvCache cache_;
     std::vector<int32_t> pages_;
+    std::vector<int> texts_of_pages_;
     std::vector<QueryScratch> scratch_;  // of each thread
     std::vector<float> biases_;
     int bias_row_ = 0;

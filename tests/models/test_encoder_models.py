@@ -20,6 +20,7 @@ from sentence_folders import SEP, change_config, write_modules, write_pair_token
 from tureen.config import Config
 from tureen.contract.runner import TextToEmbed
 from tureen.errors import StartupError
+from tureen.kernels.cpu import native
 from tureen.log import no_progress
 from tureen.registry import declared
 from tureen.runner.embedder import load_embedder
@@ -136,7 +137,7 @@ def test_queries_in_pieces_of_any_length_give_the_same_embedding_in_torch(model,
 def test_with_matrices_of_16_bits_an_embedding_is_nearly_the_same(model):
     folder, oracle = model
     embedder = _load(folder, dtype="auto")
-    assert embedder.place.dtype == "int16"
+    assert embedder.place.dtype == native.matrix_dtype("auto")
     for token_ids in TEXTS:
         expected = oracle(torch.tensor([token_ids])).last_hidden_state[0].numpy().mean(axis=0)
         found = _vector(embedder, token_ids)

@@ -16,6 +16,7 @@ from tureen.config import Config
 from tureen.contract.runner import Batch
 from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem
 from tureen.devices.base import resolve_device
+from tureen.kernels.cpu import native
 from tureen.log import no_progress
 from tureen.media.families import find_family
 from tureen.runner.encoder import load_encoder
@@ -231,7 +232,7 @@ def check_embeddings(encoder, prepared, expected):
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() < CLOSE * max(1, np.abs(expected).max())
     if encoder.narrow is not None:
-        assert encoder.narrow.arithmetic()["dtype"] == "int16"
+        assert encoder.narrow.arithmetic()["dtype"] == native.matrix_dtype("auto")
         assert np.linalg.norm(encode(encoder.narrow, prepared) - expected) < NARROW * np.linalg.norm(expected)
 
 

@@ -127,7 +127,8 @@ def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Mo
     described, sentence = describe(source), source.sentence
     shape = described.shape
     max_tokens = _max_tokens(config, sentence, shape.max_tokens)
-    dtype = ("float32" if fault else "int16") if config.dtype == "auto" else config.dtype
+    in_torch = "float32" if config.dtype == "auto" else config.dtype
+    dtype = in_torch if fault else native.matrix_dtype(config.dtype)
     loading.require_memory(_num_bytes(described.shapes, dtype, is_native=not fault), dtype, device)
     head: dict[str, NDArray[np.float32]] = {}
     body = _without_head(weights(source, described, progress), head)

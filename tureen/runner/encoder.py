@@ -134,7 +134,7 @@ def describe(source: ModelSource, hf: Mapping[str, Any]) -> DescribedVision:
 def _dtype(config: Config, device: DeviceInfo) -> str:
     """Returns the type to compute in: of matrices and their inputs on a CPU, where all else is float32."""
     if device.type == "cpu":
-        return "int16" if config.dtype == "auto" and _is_native(config, device) else "float32"
+        return native.matrix_dtype(config.dtype) if _is_native(config, device) else "float32"
     from tureen.devices.dtypes import default_dtype  # noqa: PLC0415 - torch
 
     return str(default_dtype(device)).removeprefix("torch.") if config.dtype == "auto" else config.dtype

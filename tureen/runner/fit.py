@@ -65,7 +65,8 @@ def memory_need(source: ModelSource, config: Config) -> MemoryNeed:
     model = loading.describe(hf)
     weights, kv = _sizes(source, config, model)
     if sees(hf, config):
-        width = 2 if config.dtype == "auto" and _kernels(config) else 4  # of the vision encoder
+        is_narrow = _kernels(config) is not None and kernels_module.matrix_dtype(config.dtype) == "int16"
+        width = 2 if is_narrow else 4  # of the vision encoder
         weights += sum(width * math.prod(stored.shape) for stored in iter_vision(source))
     context = _context_of(config, model)
     return MemoryNeed(weights, kv.per_token, kv.fixed, context, _workspace(config, model), free, total)

@@ -13,6 +13,9 @@ MISSING = (
     "with make native; pip's -v shows why a build fails"
 )
 
+FLOAT_ISAS = ("portable", "neon", "i8mm")
+"""Instruction sets whose products of 16-bit integers are no faster than those of float32."""
+
 
 def is_built() -> bool:
     """Says whether this installation has the extension module. Does not load it."""
@@ -40,3 +43,9 @@ def require() -> ModuleType:
     if module is None:
         raise RuntimeError(MISSING)
     return module
+
+
+def matrix_dtype(dtype: str) -> str:
+    """Returns the type of an encoder's matrices for a value of --dtype: int16 or float32. By default it is the faster
+    one. Raises as `require`."""
+    return "int16" if dtype == "auto" and require().isa() not in FLOAT_ISAS else "float32"

@@ -299,11 +299,8 @@ def template_kwargs(body: TemplateBody, tools: Sequence[Tool], state: ServerStat
         require_equal("reasoning.effort", nested, "reasoning_effort", body.reasoning_effort)
     field, level = ("reasoning_effort", body.reasoning_effort) if nested is None else ("reasoning.effort", nested)
     effort: Mapping[str, Any] = {} if level is None else effort_kwargs(level, field, tools, state.context)
-    conflicting = next((name for name in effort if name in kwargs), None)
-    if conflicting is not None:
-        raise InvalidRequest(
-            f"{field} and chat_template_kwargs.{conflicting} say the same thing; send one", field=field
-        )
+    for name in effort.keys() & kwargs.keys():
+        require_equal(field, effort[name], f"chat_template_kwargs.{name}", kwargs[name])
     return {**kwargs, **effort}
 
 

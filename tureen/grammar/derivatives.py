@@ -175,14 +175,15 @@ class Derivatives:
                 for atom, targets in by_atom.items():
                     if atom not in own:
                         targets.append(other)
-        self.terms.spend(2 * len(by_atom))
+        self.terms.spend(len(by_atom))
         by_targets = {atom: tuple(targets) for atom, targets in by_atom.items()}
         return _each_once(by_targets, self.terms.choice), self.terms.choice(o for _, o in parts)
 
     def _intersection(self, parts: list[Moves]) -> Moves:
         atoms = {atom for own, _ in parts for atom in own}
-        self.terms.spend(2 * len(atoms) * len(parts))
         by_targets = {atom: tuple([own.get(atom, other) for own, other in parts]) for atom in atoms}
+        num_shared = len(atoms) - len(set(by_targets.values()))
+        self.terms.spend((len(atoms) + num_shared) * len(parts))  # shared ones count: what is given up stays the same
         return _each_once(by_targets, self.terms.both), self.terms.both(other for _, other in parts)
 
     def targets(self, term: int) -> list[int]:

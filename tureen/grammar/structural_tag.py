@@ -68,9 +68,9 @@ def structural_tag(
             raise GrammarError(f"{builder.promised[0].schema.partition('#')[0]}: {builder.promised[0].why}")
         unenforced, guarded = (*unenforced, *guarded), ()
     has_specials = flag(value.get("special_tokens", False), "structural_tag.special_tokens")
-    branches = () if facts is None else tuple(builder.guards.branches)
-    rules = reachable(Choice((start.expression, *branches)), builder.assembly.rules)
-    return Language(start.expression, rules, unenforced, facts, guarded, branches, has_specials)
+    asked = () if facts is None else tuple(builder.guards.branches)
+    rules = reachable(Choice((start.expression, *asked)), builder.assembly.rules)
+    return Language(start.expression, rules, unenforced, facts, guarded, asked, has_specials)
 
 
 class _Builder:

@@ -137,6 +137,15 @@ def test_a_pattern_with_a_large_length_takes_no_more_room_than_with_a_small_one(
     assert size_of(300) == size_of(20_000)
 
 
+def test_an_alternative_with_a_length_of_its_own_needs_no_automaton_for_the_largest_length():
+    def size_of(pattern):
+        schema = json.dumps({"type": "string", "pattern": pattern, "maxLength": 163})
+        return len(ENGINE.translate(language_of(GrammarSpec("json_schema", schema))))
+
+    searched = size_of("groups:Name")
+    assert size_of("^[\\p{L}0-9]{1,128}$|groups:Name") < 2 * searched + size_of("^[\\p{L}0-9]{1,128}$")
+
+
 def test_a_mask_far_from_the_largest_length_needs_no_state_for_each_character_of_a_token():
     schema = json.dumps({"type": "string", "pattern": "^arn:[a-z-]+:[^:]*$", "maxLength": 2000})
 

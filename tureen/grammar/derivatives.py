@@ -221,8 +221,8 @@ class Derivatives:
 
 def _each_once(by_atom: Mapping[int, T], make: Callable[[T], int]) -> dict[int, int]:
     """Returns what is made of the value of each atom. Equal values are made once: many atoms share one."""
-    made = {value: make(value) for value in dict.fromkeys(by_atom.values())}
-    return {atom: made[value] for atom, value in by_atom.items()}
+    results = {value: make(value) for value in dict.fromkeys(by_atom.values())}
+    return {atom: results[value] for atom, value in by_atom.items()}
 
 
 class Matcher:

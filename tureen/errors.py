@@ -186,10 +186,15 @@ def not_loaded(adapter: str, field: str) -> NotFound:
 
 def echo(value: object) -> str:
     """Returns a value for a message: at most 64 characters, printable, on one line."""
-    text = value if isinstance(value, str) else _short_repr(value)
-    text = "".join(ch if ch.isprintable() else "?" for ch in text[: ECHO_LIMIT + 1])
-    quoted = f"'{text[:ECHO_LIMIT]}'" if isinstance(value, str) else text[:ECHO_LIMIT]
-    return quoted + "…" if len(text) > ECHO_LIMIT else quoted
+    if isinstance(value, str):
+        return f"'{excerpt(value[:ECHO_LIMIT])}'" + ("…" if len(value) > ECHO_LIMIT else "")
+    return excerpt(_short_repr(value))
+
+
+def excerpt(text: str) -> str:
+    """Returns a text for a message without quotes: at most 64 characters, printable, on one line."""
+    shown = "".join(ch if ch.isprintable() else "?" for ch in text[:ECHO_LIMIT])
+    return shown + "…" if len(text) > ECHO_LIMIT else shown
 
 
 def _short_repr(value: object) -> str:

@@ -327,6 +327,10 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one(app: App, body, 
     assert error["code"] == "unknown_parameter"
 
 
+def test_a_long_unknown_field_is_named_without_a_stray_quote(app: App):
+    assert app.error(text="a", **{"zq" * 40: 1})["param"] == "zq" * 32 + "…"
+
+
 @pytest.mark.parametrize(
     ("body", "message", "field"),
     [

@@ -22,7 +22,7 @@ from matching import matches
 
 from tureen.grammar import LanguageCompiler, Vocabulary
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.guard.guarded import load_guarded, translate
+from tureen.grammar.guard.guarded import load_guarded
 from tureen.grammar.schema.language import json_schema
 from tureen.kernels.cpu import native
 
@@ -90,8 +90,7 @@ def compiler():
 
 def guarded_matcher(language):
     """Whether a text is in a language with a guard, as a function."""
-    prepared, program = translate(language, compiler(), strict=True)
-    compiled = load_guarded(program, prepared.guard, compiler())
+    compiled = load_guarded(compiler().translate(language), language.guard, compiler())
 
     def accepts(text):
         place = compiled.start()

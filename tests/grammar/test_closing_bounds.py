@@ -137,6 +137,15 @@ def test_a_pattern_with_a_large_length_takes_no_more_room_than_with_a_small_one(
     assert size_of(300) == size_of(20_000)
 
 
+def test_an_alternative_with_a_length_of_its_own_needs_no_automaton_for_the_largest_length():
+    def size_of(pattern):
+        schema = json.dumps({"type": "string", "pattern": pattern, "maxLength": 163})
+        return len(ENGINE.translate(language_of(GrammarSpec("json_schema", schema))))
+
+    searched = size_of("groups:Name")
+    assert size_of("^[\\p{L}0-9]{1,128}$|groups:Name") < 2 * searched + size_of("^[\\p{L}0-9]{1,128}$")
+
+
 def test_a_mask_far_from_the_largest_length_needs_no_state_for_each_character_of_a_token():
     schema = json.dumps({"type": "string", "pattern": "^arn:[a-z-]+:[^:]*$", "maxLength": 2000})
 
@@ -147,6 +156,33 @@ def test_a_mask_far_from_the_largest_length_needs_no_state_for_each_character_of
         return compiled.follower.num_kept
 
     assert num_kept(200) < 1.5 * num_kept(2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "least", "most"),
+    [(None, 0, 90), (None, 30, 90), ("^[w-z][a-z]*", 0, 200), ("^(?!.?a)", 9, 200), ("z$", 5, 40), ("^x*z*$", 0, 70)],
+)
+def test_plain_characters_are_counted_alike_far_from_the_bounds_and_near_them(pattern, least, most):
+    """Whatever the order in which lengths are visited: what is known of one of them is used for others."""
+    schema = {"type": "string", "minLength": least, "maxLength": most} | ({"pattern": pattern} if pattern else {})
+    runs = [letter * size + end for letter in "xz" for size in range(1, 14) for end in ("", '"', "é")]
+    compiler = compiler_of([*(bytes([byte]) for byte in range(256)), *(run.encode() for run in runs)])
+    program = compiler.translate(language_of(GrammarSpec("json_schema", json.dumps(schema))))
+
+    def can_be(text):
+        inside = text.rstrip('"')
+        ends = [""] if text.endswith('"') else ["z" * more for more in range(most + 1)]
+        return any(least <= len(inside + end) <= most and re.search(pattern or "", inside + end) for end in ends)
+
+    sizes = [size for size in range(most + 1) if can_be("x" * size)]
+    shuffled = random.Random(most).sample(sizes, len(sizes))
+    for order in (sizes, shuffled):
+        compiled = compiler.load(program)
+        for size in order:
+            mask = np.zeros(-(-compiler.vocabulary.size // 32), dtype=np.uint32)
+            place_behind(compiled, b'"' + b"x" * size).fill_mask(mask)
+            allowed = [run for number, run in enumerate(runs, 256) if mask[number // 32] >> np.uint32(number % 32) & 1]
+            assert allowed == [run for run in runs if can_be("x" * size + run)], size
 
 
 def test_parts_that_cannot_be_told_apart_are_counted_all_the_same():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -18,9 +17,8 @@ from real_schemas import corpus
 from samples import either
 
 from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
-from tureen.grammar.expression import Not, Repeat, Text
-from tureen.grammar.frontends import language_of
-from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded, translate
+from tureen.grammar.frontends import language_of, translate
+from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded
 from tureen.grammar.schema import write_arrays
 from tureen.kernels.cpu import native
 
@@ -191,8 +189,8 @@ def test_conditions_are_kept_with_a_vocabulary_that_has_no_token_for_some_bytes(
     pieces = tuple(b"" if byte in {0, 0xF1, 0xF2} else bytes([byte]) for byte in range(256))
     vocabulary = Vocabulary(pieces, (256,), 257)
     languages = LanguageCompiler(vocabulary, lambda text: list(text.encode()), native.require())
-    language, program = translate(language_of(spec(SMALL[name])), languages, strict=True)
-    grammar = load_guarded(program, language.guard, languages)
+    language = language_of(spec(SMALL[name]))
+    grammar = load_guarded(languages.translate(language), language.guard, languages)
     check_exact(grammar, vocabulary, valid_texts(name), random.Random(name), times=2)
 
 
@@ -234,16 +232,43 @@ def test_branches_that_need_many_states_together_are_seldom_followed_again_from_
     assert sum(after < before for before, after in pairwise(kept)) == 1
 
 
-def test_a_language_whose_branches_are_too_large_goes_without_its_guard_and_lists_what_is_not_enforced():
+TOO_LARGE = {
+    "type": "array", "items": {"type": "string"},
+    "contains": {"pattern": "a[ab]{17}$"}, "minContains": 2_000, "maxContains": 9_000,
+}  # fmt: skip
+"""Counting its items needs an automaton of 2 ** 18 states, which the language without a guard does not."""
+
+
+def test_branches_that_are_too_large_are_listed_as_unenforced_or_refused_and_the_rest_stays_guarded():
     languages = backend("bytes")
-    language = language_of(spec(SMALL["one at least"]))
-    large = replace(language, branches=(*language.branches, Not(Repeat(Text("ab"), 0, 2_000_000))))
-    alone, program = translate(large, languages, strict=False)
-    assert alone.guard is None
-    assert alone.unenforced == language.guarded != ()
-    assert program == languages.translate(replace(language, branches=()))
-    with pytest.raises(GrammarError, match=re.escape(language.guarded[0].why)):
-        translate(large, languages, strict=True)
+    asked = spec(an_object(tags=DIFFERENT, many=TOO_LARGE))
+    language, program = translate(language_of(asked), asked, languages)
+    assert list(map(str, language.unenforced)) == ["contains at /many"]
+    place = load_guarded(program, language.guard, languages).start()
+    assert all(map(place.accept, b'{"tags": [[1], ['))
+    assert ord("1") not in allowed(place, VOCABULARIES["bytes"])
+    strict = GrammarSpec("json_schema", asked.text, strict=True)
+    with pytest.raises(GrammarError, match=r'^"contains" .* \(at \'#/properties/many\'\)$'):
+        translate(language_of(strict), strict, languages)
+
+
+def test_tags_whose_branches_are_too_large_keep_their_other_promises():
+    languages = backend("bytes")
+    few = {"type": "tag", "begin": "<", "content": {"type": "any_text", "max_tokens": 2}, "end": ">"}
+    value = {"type": "json_schema", "json_schema": TOO_LARGE}
+
+    def asked(*elements, strict=False):
+        form = {"type": "sequence", "elements": [*elements, {"type": "const_string", "value": "."}]}
+        return GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}), strict=strict)
+
+    place = compile_grammar(asked(few, value), languages).start()
+    assert all(map(place.accept, b"<ab"))
+    assert allowed(place, VOCABULARIES["bytes"]) == [ord(">")]
+    free = asked({**value, "strict": False}, strict=True)
+    assert [item.keyword for item in translate(language_of(free), free, languages)[0].unenforced] == ["contains"]
+    for refused in (asked({**value, "strict": True}), asked(value, strict=True)):
+        with pytest.raises(GrammarError, match=r'^structural_tag.format.elements\[0\].json_schema: "contains"'):
+            translate(language_of(refused), refused, languages)
 
 
 NESTED: dict[str, Any] = {

@@ -105,6 +105,11 @@ def test_a_value_of_the_wrong_form_is_refused_by_its_keyword(keyword, value):
     assert f"\"{keyword}\" at '#/properties/x' must be" in reason({"properties": {"x": {keyword: value}}})
 
 
+def test_a_long_value_of_the_wrong_form_is_cut_without_a_stray_quote():
+    message = reason({"properties": {"x": {"type": "text" * 20}}})
+    assert f'object, got "{"text" * 15}tex… (at' in message
+
+
 @pytest.mark.parametrize(
     "reference",
     [

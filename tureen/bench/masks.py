@@ -79,7 +79,9 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
     texts = sorted(_texts(corpus))[::every]
     if not texts:
         raise InvalidRequest(f"--masks {corpus}: it has no file whose name ends in .json")
-    practise()  # as before the server's workers are forked, which collect no garbage while they compile
+    practise()  # as before the server's workers are forked: they inherit it frozen, and collect after each constraint
+    gc.collect()
+    gc.freeze()
     gc.disable()
     times, num_refused, num_cut = _Times(), 0, 0
     for number, (name, text) in enumerate(texts):

@@ -12,7 +12,8 @@ import numpy as np
 from tureen.constraining.loading import LazyCompilers
 from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.grammar import GrammarError, GrammarSpec, TooComplex, language_of, practise
-from tureen.grammar.guard.guarded import load_guarded, translate
+from tureen.grammar.frontends import translate
+from tureen.grammar.guard.guarded import load_guarded
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 
@@ -52,7 +53,7 @@ def compile_with(setup: CompilerSetup) -> Compile:
         language = language_of(spec, setup.vocabulary)
         has_specials = language.has_specials and bool(setup.vocabulary.specials)
         compiler = compilers.get(has_specials=has_specials)
-        language, source = translate(language, compiler, strict=spec.strict)
+        language, source = translate(language, spec, compiler)
         grammar = load_guarded(source, language.guard, compiler).start()  # a trial of the first step
         grammar.fill_mask(mask)
         if not mask.any():

@@ -7,9 +7,9 @@ Brzozowski, "Derivatives of Regular Expressions" (1964); by character classes as
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tureen.grammar.alphabet import alphabet_of
 from tureen.grammar.expression import (
@@ -44,6 +44,7 @@ from tureen.grammar.terms import (
 
 MAX_DEPTH = 200  # of an expression tree; three Python frames a level
 
+T = TypeVar("T", bound=Hashable)
 Moves: TypeAlias = tuple[dict[int, int], int]
 """The derivative by each atom: those of its own, and the one by every other atom."""
 
@@ -134,7 +135,7 @@ class Derivatives:
             return self._then(self.moves(key[1]), self.terms.repeat(key[1], max(key[2] - 1, 0), fewer))
         if key[0] == NOT:
             own, other = self.moves(key[1])
-            return {atom: self.terms.complement(target) for atom, target in own.items()}, self.terms.complement(other)
+            return _each_once(own, self.terms.complement), self.terms.complement(other)
         if key[0] == CHOICE:
             return self._union([self.moves(part) for part in key[1:]])
         if key[0] == BOTH:
@@ -160,7 +161,7 @@ class Derivatives:
     def _then(self, moves: Moves, rest: int) -> Moves:
         own, other = moves
         self.terms.spend(len(own))
-        return {atom: self.terms.chain(target, rest) for atom, target in own.items()}, self.terms.chain(other, rest)
+        return _each_once(own, lambda target: self.terms.chain(target, rest)), self.terms.chain(other, rest)
 
     def _union(self, parts: list[Moves]) -> Moves:
         if len(parts) == 1:
@@ -175,15 +176,15 @@ class Derivatives:
                     if atom not in own:
                         targets.append(other)
         self.terms.spend(len(by_atom))
-        return {atom: self.terms.choice(targets) for atom, targets in by_atom.items()}, self.terms.choice(
-            o for _, o in parts
-        )
+        by_targets = {atom: tuple(targets) for atom, targets in by_atom.items()}
+        return _each_once(by_targets, self.terms.choice), self.terms.choice(o for _, o in parts)
 
     def _intersection(self, parts: list[Moves]) -> Moves:
         atoms = {atom for own, _ in parts for atom in own}
-        self.terms.spend(len(atoms) * len(parts))
-        by_atom = {atom: self.terms.both(own.get(atom, other) for own, other in parts) for atom in atoms}
-        return by_atom, self.terms.both(other for _, other in parts)
+        by_targets = {atom: tuple([own.get(atom, other) for own, other in parts]) for atom in atoms}
+        num_shared = len(atoms) - len(set(by_targets.values()))
+        self.terms.spend((len(atoms) + num_shared) * len(parts))  # shared ones count: what is given up stays the same
+        return _each_once(by_targets, self.terms.both), self.terms.both(other for _, other in parts)
 
     def targets(self, term: int) -> list[int]:
         """Returns the different derivatives but NOTHING."""
@@ -216,6 +217,12 @@ class Derivatives:
                 heappush(waiting, (self.terms.lengths[target][0], len(seen), target))
                 seen.add(target)
         return True
+
+
+def _each_once(by_atom: Mapping[int, T], make: Callable[[T], int]) -> dict[int, int]:
+    """Returns what is made of the value of each atom. Equal values are made once: many atoms share one."""
+    results = {value: make(value) for value in dict.fromkeys(by_atom.values())}
+    return {atom: results[value] for atom, value in by_atom.items()}
 
 
 class Matcher:

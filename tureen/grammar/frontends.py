@@ -10,7 +10,7 @@ from tureen.grammar.base import CompiledGrammar, GrammarSpec, Vocabulary, max_by
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.follower import LanguageCompiler
 from tureen.grammar.free_text import to_the_end, up_to
-from tureen.grammar.guard.guarded import load_guarded, translate
+from tureen.grammar.guard.guarded import load_guarded
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.regex_classes import PythonFlavour
@@ -37,8 +37,21 @@ def compile_grammar(spec: GrammarSpec, compiler: LanguageCompiler) -> CompiledGr
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
-    language, program = translate(language_of(spec, compiler.vocabulary), compiler, strict=spec.strict)
+    language, program = translate(language_of(spec, compiler.vocabulary), spec, compiler)
     return load_guarded(program, language.guard, compiler)
+
+
+def translate(language: Language, spec: GrammarSpec, compiler: LanguageCompiler) -> tuple[Language, bytes]:
+    """Compiles the language of a constraint together with the branches of its guard. If that is too large, reads the
+    constraint again without branches: their keywords are then listed as unenforced, or refused if they are strict.
+    Raises GrammarError."""
+    try:
+        return language, compiler.translate(language)
+    except GrammarError:
+        if not language.branches:
+            raise
+    language = language_of(spec, compiler.vocabulary, branches=False)
+    return language, compiler.translate(language)
 
 
 def practise() -> None:
@@ -51,9 +64,9 @@ def practise() -> None:
     keep_all()
 
 
-def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Language:
+def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None, *, branches: bool = True) -> Language:
     """Reads a constraint. What of a schema cannot be enforced is left out, and listed, unless the constraint is strict.
-    `vocabulary`: the one that numbers of tokens are about.
+    `vocabulary`: the one that numbers of tokens are about. `branches`: see `json_schema`.
 
     Raises GrammarError, whose message tells the client what is wrong with it.
     """
@@ -61,7 +74,7 @@ def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None) -> Lang
     _check_text(spec.text, spec.kind, max_bytes(spec.kind))
     _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_BYTES)
     try:
-        language = _language(spec, vocabulary)
+        language = _language(spec, vocabulary, branches=branches)
     except RecursionError:
         raise GrammarError(f"{spec.kind} is nested too deep; nest less") from None
     except MemoryError:
@@ -82,13 +95,15 @@ def _check_text(text: str, name: str, most: int) -> None:
     check_characters(text, name)
 
 
-def _language(spec: GrammarSpec, vocabulary: Vocabulary | None) -> Language:
+def _language(spec: GrammarSpec, vocabulary: Vocabulary | None, *, branches: bool) -> Language:
     flavour: PythonFlavour = "python" if spec.unicode_classes else "python-ascii"
     match spec.kind:
         case "json_schema":
-            return json_schema(spec.text, strict=spec.strict, guards=True)
+            return json_schema(spec.text, strict=spec.strict, guards=True, branches=branches)
         case "structural_tag":
-            return structural_tag(spec.text, strict=spec.strict, vocabulary=vocabulary, flavour=flavour)
+            return structural_tag(
+                spec.text, strict=spec.strict, vocabulary=vocabulary, flavour=flavour, branches=branches
+            )
         case "regex":
             return Language(_whole(_regex(spec.text, flavour)))
         case "ebnf":

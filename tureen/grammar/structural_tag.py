@@ -44,13 +44,14 @@ def structural_tag(
     strict: bool = False,
     vocabulary: Vocabulary | None = None,
     flavour: PythonFlavour = "python-ascii",
+    branches: bool = True,
 ) -> Language:
-    """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`. `strict`: see
-    `json_schema`. `vocabulary`: the one that numbers of tokens are about."""
+    """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`. `strict`,
+    `branches`: see `json_schema`. `vocabulary`: the one that numbers of tokens are about."""
     value = decoded(text, "structural_tag")
     if vocabulary is not None:
         value = with_token_texts(value, vocabulary)
-    builder = _Builder(strict, flavour)
+    builder = _Builder(strict, flavour, branches=branches)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
     unenforced, guarded = builder.unenforced, builder.guarded
     budgets = builder.guards.budgets
@@ -67,15 +68,15 @@ def structural_tag(
             raise GrammarError(f"{builder.promised[0].schema.partition('#')[0]}: {builder.promised[0].why}")
         unenforced, guarded = (*unenforced, *guarded), ()
     has_specials = flag(value.get("special_tokens", False), "structural_tag.special_tokens")
-    branches = () if facts is None else tuple(builder.guards.branches)
-    rules = reachable(Choice((start.expression, *branches)), builder.assembly.rules)
-    return Language(start.expression, rules, unenforced, facts, guarded, branches, has_specials)
+    asked = () if facts is None else tuple(builder.guards.branches)
+    rules = reachable(Choice((start.expression, *asked)), builder.assembly.rules)
+    return Language(start.expression, rules, unenforced, facts, guarded, asked, has_specials)
 
 
 class _Builder:
-    def __init__(self, strict: bool, flavour: PythonFlavour) -> None:
+    def __init__(self, strict: bool, flavour: PythonFlavour, *, branches: bool) -> None:
         self.assembly = Assembly()
-        leaves = self._leaves = LeafFormats(self.assembly, strict=strict, flavour=flavour)
+        leaves = self._leaves = LeafFormats(self.assembly, strict=strict, flavour=flavour, branches=branches)
         self._formats = 0
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
             "const_string": leaves.const_string,

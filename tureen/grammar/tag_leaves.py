@@ -86,7 +86,7 @@ class GuardedLeaves(NamedTuple):
 class LeafFormats:
     """Makes pieces of the formats that hold no other; what they need of rules goes to `assembly`."""
 
-    def __init__(self, assembly: Assembly, *, strict: bool, flavour: PythonFlavour) -> None:
+    def __init__(self, assembly: Assembly, *, strict: bool, flavour: PythonFlavour, branches: bool) -> None:
         self.unenforced: list[Unenforced] = []  # of what the schemas say
         self.guarded: list[Unenforced] = []  # what is enforced by a guard, if it can follow the tag
         self.promised: list[Unenforced] = []  # of that, what is strict
@@ -94,6 +94,7 @@ class LeafFormats:
         self._assembly = assembly
         self._strict = strict
         self._flavour = flavour
+        self._branches = branches
         self._languages = 0
 
     def const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -123,7 +124,10 @@ class LeafFormats:
         if not isinstance(style, str) or style not in STYLES:
             raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
         language, values = _at(
-            path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes, strict=is_strict)
+            path,
+            lambda: tagged_schema(
+                json.dumps(schema), style, self._prefix(), excludes, strict=is_strict, branches=self._branches
+            ),
         )
         self._assembly.rules.update(language.rules)
         first = self._note(language, path, strict=is_strict)
@@ -139,7 +143,10 @@ class LeafFormats:
         self, schema: str, path: str, excludes: Sequence[str] = (), *, strict: bool | None = None
     ) -> TerminalPiece:
         is_strict = self._strict if strict is None else strict
-        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=is_strict, guards=True))
+        language = _at(
+            path,
+            lambda: json_schema(schema, self._prefix(), strict=is_strict, guards=True, branches=self._branches),
+        )
         language = without_texts(language, excludes)
         self._assembly.rules.update(language.rules)
         first = self._note(language, path, strict=is_strict)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from msgspec import inspect
 
-from tureen.errors import InvalidRequest, echo
+from tureen.errors import InvalidRequest, echo, excerpt
 from tureen.requests import telling
 from tureen.requests.allowed import members, type_info
 from tureen.requests.known_options import acting_fields, folded, is_off, known_options, same_here
@@ -33,7 +33,7 @@ def refuse(name: str, known: Collection[str], where: str = "", way_out: str = ""
     place = f" in {where}" if where else ""
     raise InvalidRequest(
         f"unknown field {echo(name)}{place}{hint}",
-        field=f"{where}.{echo(name)[1:-1]}" if where else echo(name)[1:-1],
+        field=f"{where}.{excerpt(name)}" if where else excerpt(name),
         code="unknown_parameter",
     )
 
@@ -99,7 +99,7 @@ def settle_inner(name: str, known: Collection[str], table: FieldTable, where: st
         current.unknown_names.add(name)
         if len(current.unknown_names) > MAX_UNKNOWN:
             raise InvalidRequest(f"more than {MAX_UNKNOWN} unknown fields, the last of them {echo(name)}")
-    shown = echo(name)[1:-1]
+    shown = excerpt(name)
     path = f"{where}.{shown}" if where else shown
     telling.tell(path, "this API has no such field; leave it out", is_declared=False)
 

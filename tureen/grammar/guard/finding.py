@@ -48,13 +48,16 @@ class Guarding(NamedTuple):
     unsure: frozenset[ValueSet]
 
 
-def guarding(writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool) -> Guarding:
+def guarding(
+    writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool, branches: bool
+) -> Guarding:
     """Returns what can be guarded of the values of a set that was written: `held` has, by keyword, the sets that are
-    held to it. `is_tagged`: the properties of the whole stand in tags."""
+    held to it. `is_tagged`: the properties of the whole stand in tags. `branches`: values may be followed in the
+    languages of their alternatives."""
     every = frozenset(node for nodes in held.values() for node in nodes)
     if not every:
         return Guarding(None, (), {}, every)
-    finder = _FactFinder(writer, root, held, is_tagged=is_tagged)
+    finder = _FactFinder(writer, root, held, is_tagged=is_tagged, branches=branches)
     try:
         finder.find()
     except GrammarError:
@@ -111,7 +114,9 @@ class _WrittenSets:
 class _FactFinder:
     """Follows the sets from the whole to those inside."""
 
-    def __init__(self, writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool) -> None:
+    def __init__(
+        self, writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool, branches: bool
+    ) -> None:
         self.nodes: list[GuardNode] = []
         self.branches: list[Expression] = []
         self.rules: dict[str, Expression] = {}  # of the branches
@@ -123,7 +128,7 @@ class _FactFinder:
         self._in_tags = root.shape.objects if is_tagged and root.shape is not None else ()
         self._sets = _WrittenSets(writer, root)
         self._useful = self._sets.leading_to(node for nodes in held.values() for node in nodes)
-        self._num_rules = 0  # of the branches
+        self._rules_left = MAX_BRANCH_RULES if branches else -1  # for the branches
         self._num_seen = 0  # rules looked through for them
         self._numbers: dict[ValueSet, int] = {}
         self._waiting: list[ValueSet] = []
@@ -237,15 +242,15 @@ class _FactFinder:
 
     def _branch(self, values: Expression) -> int:
         """Returns the number of the language of some values and whatever follows them. Raises GrammarError."""
-        if len(self.branches) >= MAX_BRANCHES or self._num_seen > MAX_SEEN_RULES:
+        if self._rules_left < 0 or len(self.branches) >= MAX_BRANCHES or self._num_seen > MAX_SEEN_RULES:
             raise GrammarError("too many values may be several things")
         language = self._writer.finished(values)
         self._num_seen += len(language.rules)
         start = chain((language.start, BEHIND))
         rules = reachable(start, language.rules)
-        if self._num_rules + len(rules) > MAX_BRANCH_RULES:
+        if len(rules) > self._rules_left:
             raise GrammarError("what values may be is too large")
-        self._num_rules += len(rules)
+        self._rules_left -= len(rules)
         self.rules.update(rules)
         self.branches.append(start)
         return len(self.branches) - 1

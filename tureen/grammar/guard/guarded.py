@@ -5,11 +5,9 @@ The native kernels do that: kernels/cpu/src/guard.h.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from tureen.grammar.base import CompiledGrammar, Mask
-from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.follower import CompiledLanguage, LanguageCompiler, LanguagePlace, following_a_language
 from tureen.grammar.guard.facts import FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
 from tureen.grammar.guard.multiples import can_be_multiple, is_multiple, shortest_rest
@@ -26,23 +24,6 @@ def load_guarded(program: bytes, facts: GuardFacts | None, compiler: LanguageCom
     if facts is None:
         return compiled
     return GuardedCompiled(compiled, facts, compiler)
-
-
-def translate(language: Language, compiler: LanguageCompiler, *, strict: bool) -> tuple[Language, bytes]:
-    """Compiles a language together with the branches of its guard. If that is too large, compiles it without its guard
-    and lists what is then not enforced. Raises GrammarError if it is too large even so, or if it is `strict` and would
-    lose its guard."""
-    try:
-        return language, compiler.translate(language)
-    except GrammarError:
-        if not language.branches:
-            raise
-    unenforced = (*language.unenforced, *language.guarded)
-    alone = replace(language, guard=None, guarded=(), unenforced=unenforced, branches=())
-    program = compiler.translate(alone)
-    if strict:
-        raise GrammarError(language.guarded[0].why)
-    return alone, program
 
 
 class GuardedCompiled:

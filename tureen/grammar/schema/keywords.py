@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from tureen.errors import echo
+from tureen.errors import echo, excerpt
 from tureen.grammar import regex
 from tureen.grammar.expression import GrammarError, SchemaError
 from tureen.grammar.schema.annotations import is_annotation, nearest
@@ -37,7 +37,7 @@ def check(schema: dict[str, Any], document: Document) -> None:
                 where = document.where(schema)
                 raise SchemaError(f'{echo(keyword)} at {where} is not a JSON Schema keyword: did you mean "{near}"?')
         elif not rule[0](value):
-            got = echo(json.dumps(value, default=str))[1:-1]
+            got = excerpt(json.dumps(value, default=str))
             raise SchemaError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
     for pattern in patterns(schema):
         try:

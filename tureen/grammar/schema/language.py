@@ -22,7 +22,13 @@ ANY_VALUE = "$$ANY$$"
 
 
 def json_schema(
-    text: str, prefix: str = "", *, leaves_out: bool = True, strict: bool = False, guards: bool = False
+    text: str,
+    prefix: str = "",
+    *,
+    leaves_out: bool = True,
+    strict: bool = False,
+    guards: bool = False,
+    branches: bool = True,
 ) -> Language:
     """Returns the valid values as `json.dumps` writes them by default, but with characters that are not ASCII raw.
 
@@ -31,7 +37,8 @@ def json_schema(
     that is wrong, or that nothing is valid against.
 
     With `guards`, what a guard can do of what is left out is its: it is not listed in `unenforced` but in `guarded`,
-    and the language has its facts.
+    and the language has its facts. Without `branches`, a guard enforces nothing of a value that may match several
+    alternatives.
 
     With `leaves_out`, an object with `properties` has no other keys unless its schema speaks of such by a keyword
     (additionalProperties, patternProperties, unevaluatedProperties, propertyNames, a count): JSON Schema would have a
@@ -45,18 +52,24 @@ def json_schema(
         writer = SchemaWriter(algebra, prefix, leaves_out=leaves_out)
         language = writer.language(node)
         if guards:
-            return _guarded(language, writer, node, strict=strict)
+            return _guarded(language, writer, node, strict=strict, branches=branches)
         return replace(language, unenforced=unenforced.listed())
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
 
 
 def _guarded(
-    language: Language, writer: SchemaWriter, whole: ValueSet, *, strict: bool, is_tagged: bool = False
+    language: Language,
+    writer: SchemaWriter,
+    whole: ValueSet,
+    *,
+    strict: bool,
+    branches: bool,
+    is_tagged: bool = False,
 ) -> Language:
     """Gives a language the facts for a guard; raises GrammarError if strict and something is left for neither."""
     unenforced = writer.algebra.unenforced
-    done = guarding(writer, whole, unenforced.holders, is_tagged=is_tagged)
+    done = guarding(writer, whole, unenforced.holders, is_tagged=is_tagged, branches=branches)
     guarded, left_out = unenforced.sorted_out(done.unsure)
     if strict and left_out:
         raise GrammarError(left_out[0].why)
@@ -67,11 +80,18 @@ def _guarded(
 
 
 def tagged_schema(
-    text: str, style: str, prefix: str, excludes: Sequence[str] = (), *, strict: bool = False
+    text: str,
+    style: str,
+    prefix: str,
+    excludes: Sequence[str] = (),
+    *,
+    strict: bool = False,
+    branches: bool = True,
 ) -> tuple[Language, TaggedValues]:
     """Returns the valid objects with their properties in tags, in one of STYLES, and the values that are guarded.
 
-    No string and no key holds one of `excludes`, nor what ends a property. `strict`: see json_schema, with `guards`.
+    No string and no key holds one of `excludes`, nor what ends a property. `strict`, `branches`: see json_schema,
+    with `guards`.
     Raises GrammarError.
     """
     document = Document(parse(text))
@@ -81,7 +101,7 @@ def tagged_schema(
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
         writer = SchemaWriter(algebra, prefix, leaves_out=True)
         language = tagged(writer, node, STYLES[style], excludes)
-        language = _guarded(language, writer, node, strict=strict, is_tagged=True)
+        language = _guarded(language, writer, node, strict=strict, branches=branches, is_tagged=True)
         language = without_texts(language, kept_out(STYLES[style], excludes))
         return language, _tagged_values(algebra, node, language.guard)
     except RecursionError:

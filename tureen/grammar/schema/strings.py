@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from json.encoder import encode_basestring
@@ -229,6 +229,8 @@ def _of_length(expression: Expression, least: int, most: int | None) -> Expressi
     shortest, longest = _lengths(expression)
     if least <= shortest and (most is None or (longest is not None and longest <= most)):
         return expression
+    if isinstance(expression, Choice):
+        return _any_of_length(expression.items, least, most)
     items = expression.items if isinstance(expression, Chain) else (expression,)
     lengths = [_lengths(item) for item in items]
     open_ = [at for at, (low, high) in enumerate(lengths) if low != high]
@@ -243,6 +245,16 @@ def _of_length(expression: Expression, least: int, most: int | None) -> Expressi
     if high is not None and high < low:
         return NOTHING
     return chain(*items[: open_[0]], Repeat(item.item, low, high), *items[open_[0] + 1 :])
+
+
+def _any_of_length(items: Sequence[Expression], least: int, most: int | None) -> Expression | None:
+    """Returns the alternatives with these lengths, as `_of_length` does: only some of them take an intersection."""
+    bounded = [_of_length(item, least, most) for item in items]
+    rest = [item for item, known in zip(items, bounded, strict=True) if known is None]
+    if len(rest) == len(items):
+        return None
+    counted = Both(choice(rest), length(least, most)) if rest else NOTHING
+    return either(choice(known for known in bounded if known is not None), counted)
 
 
 def _lengths(expression: Expression) -> tuple[int, int | None]:

@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t MAX_CODE = 2000000;
 constexpr int64_t MAX_UNROLLED_LEAST = 600, MAX_UNROLLED_MORE = 64;  // instructions of a repeat written out
-constexpr int64_t MAX_INLINED = 300;                                 // of a rule that is called more than once
 constexpr int64_t MAX_REPEATED = 64;  // of a part that is written out in more than one place
 constexpr int64_t MAX_ALL_INLINED = 100000;
 constexpr int MAX_DEPTH = 4000;
@@ -86,11 +85,6 @@ void Emitter::set_targets(int32_t pc, const std::vector<int32_t>& targets) {
 void Emitter::measure() {
     size_.assign(tree_.nodes.size(), -1);
     num_emitted_.assign(tree_.nodes.size(), 0);
-    rule_size_.assign(tree_.rules.size(), -1);
-    num_calls_.assign(tree_.rules.size(), 0);
-    for (const TreeNode& node : tree_.nodes) {
-        if (node.kind == TREE_CALL) num_calls_[node.numbers[0]]++;
-    }
     find_recursive();
     for (size_t node = 0; node < tree_.nodes.size(); node++) measure(int32_t(node), 0);
 }
@@ -104,10 +98,8 @@ int64_t Emitter::measure(int32_t id, int depth) {
         case TREE_TEXT: size = int64_t(node.numbers.size()); break;
         case TREE_CHARS: size = node.numbers.empty() || node.numbers.back() < 0x80 ? 1 : 12; break;
         case TREE_CALL: {
-            int32_t rule = node.numbers[0];
-            if (is_recursive_[rule]) break;
-            if (rule_size_[rule] < 0) rule_size_[rule] = measure(tree_.rules[rule], depth + 1);
-            size = num_calls_[rule] > 1 && rule_size_[rule] > MAX_INLINED ? 1 : rule_size_[rule];
+            const int32_t rule = node.numbers[0];
+            if (!is_recursive_[rule]) size = measure(tree_.rules[rule], depth + 1);
             break;
         }
         case TREE_REPEAT: {
@@ -388,10 +380,8 @@ int32_t Emitter::counted(int32_t item, int32_t least, int32_t most, int32_t next
 }
 
 int32_t Emitter::emit_call(int32_t name, int32_t next) {
-    if (!is_recursive_[name]) {
-        bool is_small = num_calls_[name] < 2 || rule_size_[name] <= MAX_INLINED;
-        if (is_flat_ || (is_small && int64_t(program_.code.size()) < MAX_ALL_INLINED))
-            return emit(tree_.rules[name], next);
+    if (!is_recursive_[name] && (is_flat_ || int64_t(program_.code.size()) < MAX_ALL_INLINED)) {
+        return emit(tree_.rules[name], next);
     }
     if (is_flat_)
         throw std::invalid_argument(

@@ -132,8 +132,8 @@ private:
     int depth_ = 0;
     bool is_flat_ = false;  // without counters, for what is made deterministic
     int64_t flat_limit_ = 0;
-    std::vector<int64_t> size_, rule_size_;
-    std::vector<int32_t> num_calls_, num_emitted_;
+    std::vector<int64_t> size_;
+    std::vector<int32_t> num_emitted_;
     std::vector<bool> is_recursive_;
     std::vector<std::pair<int32_t, int32_t>> to_do_;  // rules, and where they begin
     std::map<int32_t, int32_t> entries_, rule_ids_, shared_;

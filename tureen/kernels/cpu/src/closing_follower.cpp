@@ -32,6 +32,7 @@ Follower::Follower(Program program, std::shared_ptr<const Trie> trie)
         }
     }
     roomy_ += trie_->longest;
+    for (int32_t items : program_.fewest) fewest_ = items < NEVER ? std::max(fewest_, items) : fewest_;
     last_.resize(program_.code.size());
     last_opened_.resize(program_.rules.size());
     read_characters();
@@ -58,6 +59,7 @@ void Follower::reset() {
     after_plain_.clear();
     uncounted_.clear();
     plain_loops_.clear();
+    plain_items_.clear();
     next_.clear();
     num_configurations_ = 0;
     settled_states_ = 0;
@@ -129,14 +131,16 @@ int32_t Follower::after(int32_t state, int32_t token) {
 }
 
 int32_t Follower::move(int32_t state, int32_t cls) {
-    Configurations next;
-    for (const Configuration& c : states_[size_t(state)]) {
-        const Instruction& i = program_.code[c.pc];
-        if (has(program_.sets[i.x], members_[cls])) next.push_back({i.y, c.count, c.frame});
+    int32_t target = after_plain_[size_t(state)];
+    if (!is_plain_[size_t(cls)] || target < DEAD) {
+        Configurations next;
+        for (const Configuration& c : states_[size_t(state)]) {
+            const Instruction& i = program_.code[c.pc];
+            if (has(program_.sets[i.x], members_[cls])) next.push_back({i.y, c.count, c.frame});
+        }
+        target = next.empty() ? DEAD : closed(std::move(next));
     }
-    int32_t target = next.empty() ? DEAD : closed(std::move(next));
-    moves_[size_t(state) * num_classes_ + cls] = target;
-    return target;
+    return moves_[size_t(state) * num_classes_ + cls] = target;
 }
 
 // Returns the state for the epsilon closure of `waiting`.

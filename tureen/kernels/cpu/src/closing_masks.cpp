@@ -32,7 +32,11 @@ const std::vector<std::vector<Range>> PLAIN{
 }  // namespace
 
 void Follower::read_characters() {
+    is_plain_.assign(size_t(num_classes_), false);
     for (const std::vector<Range>& ranges : PLAIN) {
+        for (int byte = ranges[0].first; ranges.size() == 1 && byte <= ranges[0].last; byte++) {
+            is_plain_[classes_[size_t(byte)]] = true;
+        }
         Steps steps;
         for (const Range& range : ranges) {
             steps.emplace_back();
@@ -79,6 +83,41 @@ bool Follower::is_in_one_frame(int32_t state) const {
                                                    [&](const Configuration& c) { return c.frame == takers[0].frame; });
 }
 
+// Returns the configurations with the counts of the innermost frame less the lowest of these. Empty if the state
+// accepts, or if its next items are near the bounds of the frame's rule.
+//
+// If plain characters lead from such a state to the same one with each of these counts higher by one, they do so from
+// every state of the same shape: away from the bounds, the rule takes its items whatever their number is, and the other
+// frames, which are older, know nothing of it.
+std::vector<int32_t> Follower::counted_shape(int32_t state) const {
+    const Configurations& takers = states_[size_t(state)];
+    if (accepts_[size_t(state)] || takers.empty()) return {};
+    int32_t frame = 0, low = NEVER, high = 0;
+    for (const Configuration& c : takers) frame = std::max(frame, c.frame);
+    for (const Configuration& c : takers) {
+        if (c.frame == frame) low = std::min(low, c.count), high = std::max(high, c.count);
+    }
+    const Rule& rule = program_.rules[size_t(frames_[size_t(frame)].rule)];
+    const bool is_between = rule.is_bounded() ? high + 1 + fewest_ <= rule.most
+                                              : rule.body >= 0 && low >= rule.least && high + 1 < rule.most;
+    if (!is_between) return {};
+    std::vector<int32_t> shape{frame};
+    for (const Configuration& c : takers) {
+        shape.insert(shape.end(), {c.pc, c.frame == frame ? c.count - low : c.count, c.frame});
+    }
+    return shape;
+}
+
+// Returns the configurations of a state with each count of the innermost frame higher by one.
+Follower::Configurations Follower::one_more(int32_t state) const {
+    Configurations takers = states_[size_t(state)];
+    int32_t frame = 0;
+    for (const Configuration& c : takers) frame = std::max(frame, c.frame);
+    for (Configuration& c : takers) c.count += c.frame == frame;
+    std::sort(takers.begin(), takers.end());
+    return takers;
+}
+
 // Returns the state after any plain character, or DEAD; SEVERAL if it depends on the character.
 //
 // If plain characters lead back to a state whose configurations are all in one frame, they do so in any other frame:
@@ -91,6 +130,8 @@ int32_t Follower::after_plain(int32_t state) {
         for (const Configuration& c : states_[size_t(state)]) shape.insert(shape.end(), {c.pc, c.count});
         if (plain_loops_.count(shape) > 0) return after_plain_[size_t(state)] = state;
     }
+    std::vector<int32_t> counted = counted_shape(state);
+    if (plain_items_.count(counted) > 0) return after_plain_[size_t(state)] = state_of(one_more(state), false);
     int32_t target = UNKNOWN;
     for (const Steps& steps : characters_) {
         if (leads_to_one(state, steps, target)) continue;
@@ -100,6 +141,10 @@ int32_t Follower::after_plain(int32_t state) {
     if (target == state && is_in_one) {
         num_configurations_ += int64_t(shape.size());
         plain_loops_.insert(std::move(shape));
+    }
+    if (target >= 0 && !counted.empty() && !accepts_[size_t(target)] && states_[size_t(target)] == one_more(state)) {
+        num_configurations_ += int64_t(counted.size());
+        plain_items_.insert(std::move(counted));
     }
     return after_plain_[size_t(state)] = target;
 }

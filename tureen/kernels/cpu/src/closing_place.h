@@ -130,6 +130,8 @@ private:
     int32_t after_plain(int32_t state);
     bool leads_to_one(int32_t state, const Steps& steps, int32_t& target);
     bool is_in_one_frame(int32_t state) const;
+    std::vector<int32_t> counted_shape(int32_t state) const;
+    Configurations one_more(int32_t state) const;
     int32_t num_plain(int32_t state);
     bool is_near(int32_t state, int32_t num_plain, int32_t bound);
     void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next);
@@ -149,8 +151,10 @@ private:
     const std::shared_ptr<const Trie> trie_;
     std::array<uint8_t, 256> classes_{};
     std::vector<uint8_t> members_;  // a byte of each class
+    std::vector<bool> is_plain_;    // by class: its bytes are plain characters
     int32_t num_classes_ = 1;
-    int32_t roomy_ = 0;  // items that a token and the cheapest rest behind it take at most
+    int32_t roomy_ = 0;   // items that a token and the cheapest rest behind it take at most
+    int32_t fewest_ = 0;  // items that lead to the end from any place of a bounded rule
     std::vector<int32_t> starts_;
 
     std::vector<Configurations> states_;
@@ -165,6 +169,7 @@ private:
     bool is_full_ = false;                                        // a state could not be added
     std::vector<Steps> characters_;                               // all plain ones
     std::unordered_set<std::vector<int32_t>, Hash> plain_loops_;  // configurations that plain characters lead back to
+    std::unordered_set<std::vector<int32_t>, Hash> plain_items_;  // ... that each plain character counts on by one
     std::unordered_map<int32_t, Next> next_;                      // by state with normalised counts
     std::vector<int32_t> path_;
     int64_t counted_ = 0;           // this language's part of the total

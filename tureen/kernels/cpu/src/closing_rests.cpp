@@ -71,10 +71,13 @@ private:
             const int32_t to = program_.places[is_over ? program_.code[i.y].y : i.y];
             if (is_over) places_[size_t(to)].is_between = true;
             place.targets.push_back(to);
-            for (int byte = 0; byte < 256; byte++) {
-                if (!has(program_.sets[i.x], uint8_t(byte))) continue;
-                place.next[size_t(byte)] = to;
-                if (place.few.size() <= FEW) place.few.push_back(uint8_t(byte));
+            const ByteSet& set = program_.sets[i.x];
+            for (size_t word = 0; word < set.size(); word++) {
+                for (uint64_t left = set[word]; left != 0; left &= left - 1) {
+                    const size_t byte = word * 64 + size_t(__builtin_ctzll(left));
+                    place.next[byte] = to;
+                    if (place.few.size() <= FEW) place.few.push_back(uint8_t(byte));
+                }
             }
         }
     }

@@ -212,6 +212,8 @@ def make_engine(
     wait_politely()  # before torch is loaded
     hf_config = model_config(source)
     if is_encoder(hf_config):
+        if config.draft_model is not None:
+            raise draft_loading.refused(config, f"{source.name} is an encoder and generates no text; leave it out")
         return _encoder_engine(config, source, hf_config, tokenizer, progress)
     return _text_engine(config, source, hf_config, tokenizer, progress, _shared(weights_descriptor))
 

@@ -16,6 +16,7 @@ from runner_driver import folder_source
 from samples import some
 from world import make_request
 
+from tureen import build
 from tureen.config import Config
 from tureen.contract.types import LogprobSpec
 from tureen.devices.base import resolve_device
@@ -187,6 +188,13 @@ def test_what_a_page_held_before_changes_no_guess(folders, before, after):
     assert len(guesses[0]) == 7
 
 
+def test_tokens_that_only_the_model_has_are_not_given_to_the_draft_model(folders):
+    model = make_engine(folders, SAME).rows.guesser.draft_model
+    given = Given(b"Some")
+    given.token_ids[1] = EOS + 100
+    assert model.draft([given], [3]) == [()]
+
+
 def test_the_draft_model_computes_each_known_token_once(folders):
     engine = make_engine(folders, OTHER)
     computed = []
@@ -229,6 +237,17 @@ def test_a_setting_that_does_not_go_with_a_draft_model_is_refused(settings, why)
         draft.check_settings(Config(draft_model="small", **settings))
     assert failure.value.field == "draft_model"
     assert "--draft-model small" in failure.value.message
+
+
+def test_an_encoder_takes_no_draft_model():
+    class Encoder:
+        name = "minilm"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "model_config", lambda source: {})
+        patch.setattr(build, "is_encoder", lambda hf: True)
+        with pytest.raises(StartupError, match="minilm is an encoder"):
+            build.make_engine(Config(draft_model="small"), model=build.Model(Encoder(), None))
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused(folders):

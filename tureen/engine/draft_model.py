@@ -59,7 +59,7 @@ class DraftModel:
     def takes(self, sequence: Generation, most: int) -> bool:
         """Return whether the draft model can guess `most` tokens of a sequence: pictures are unknown to it."""
         fits = sequence.num_tokens + most <= self._context_len
-        return fits and sequence.embedded is None and max(sequence.token_ids[-1], 0) < self._vocab_size
+        return fits and sequence.embedded is None
 
     def draft(self, asking: Sequence[Generation], counts: Sequence[int]) -> list[tuple[int, ...]]:
         """Return at most `counts[i]` guesses of `asking[i]`, which holds pages for that many more tokens.
@@ -105,8 +105,9 @@ class DraftModel:
         for index, sequence in enumerate(asking):
             start = self._num_known(sequence)
             end = min(start + budget, sequence.num_tokens)
-            if start < end:
-                turns.append(Turn(index, start, sequence.token_ids[start:end], draws=end == sequence.num_tokens))
+            token_ids = sequence.token_ids[start:end]
+            if token_ids and max(token_ids) < self._vocab_size:  # a client may send ids that only the model has
+                turns.append(Turn(index, start, token_ids, draws=end == sequence.num_tokens))
                 budget -= end - start
         return turns
 

@@ -168,6 +168,7 @@ class Guesser:
 
     def run(self, plan: StepPlan, run: Callable[[StepPlan], tuple[RowOutput, ...]]) -> tuple[RowOutput, ...]:
         """Runs a step. Records which guesses were right, and its time if all its rows draw after one known token."""
+        drafting, self._drafting = self._drafting, []
         start_s = self._clock()
         outputs = run(plan)
         if all(row.sample and row.num_known == 1 for row in plan.rows):
@@ -180,12 +181,11 @@ class Guesser:
         for sequence, row, output in zip(plan.sequences, plan.rows, outputs, strict=True):
             if row.num_drafts and output.token_ids:
                 right, guesses = len(output.token_ids) - 1, self._of(sequence)
-                if sequence in self._drafting:
+                if sequence in drafting:
                     self._drafted.verified(row.num_drafts, right)
                     guesses.drafted.verified(row.num_drafts, right)
                 else:
                     guesses.repeated.verified(row.num_drafts, right)
-        self._drafting = []
         return outputs
 
     def ended(self, sequence: Sequence) -> None:

@@ -53,9 +53,9 @@ def check_settings(config: Config) -> None:
         (config.model_impl == "transformers", "--model-impl transformers"),
     ):
         if is_set:
-            raise _refused(config, f"it does not go with {flag}; leave one of the two out")
+            raise refused(config, f"it does not go with {flag}; leave one of the two out")
     if fault := native_fault(config, resolve_device(config.device, config.num_threads)):
-        raise _refused(config, f"draft models need the native kernels: {fault}")
+        raise refused(config, f"draft models need the native kernels: {fault}")
 
 
 def check_models(
@@ -65,9 +65,9 @@ def check_models(
     for source, role in zip(models, ("the served model", "the draft model"), strict=True):
         kind = model_kind(source)
         if kind != "generator":
-            raise _refused(config, f"{role}, {source.name}, is of the kind {kind}; both must generate text")
+            raise refused(config, f"{role}, {source.name}, is of the kind {kind}; both must generate text")
         if state_bytes(loading.describe(model_config(source))):
-            raise _refused(
+            raise refused(
                 config,
                 f"{role}, {source.name}, has recurrent layers, from whose states wrong guesses cannot be removed; "
                 "both must have attention in every layer",
@@ -76,7 +76,7 @@ def check_models(
     if own != other:
         common = min(len(own), len(other))
         first = next((at for at in range(common) if own[at] != other[at]), common)
-        raise _refused(
+        raise refused(
             config,
             f"the vocabularies of {models[0].name} ({len(own)} tokens) and {models[1].name} ({len(other)} tokens) "
             f"differ from token {first} on; choose a smaller model of the same family, or leave --draft-model out",
@@ -104,5 +104,6 @@ def load_draft(
     return runner
 
 
-def _refused(config: Config, why: str) -> StartupError:
+def refused(config: Config, why: str) -> StartupError:
+    """Returns the error of a draft model that cannot be used."""
     return StartupError(f"--draft-model {config.draft_model}: {why}", field="draft_model")

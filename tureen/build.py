@@ -25,11 +25,13 @@ from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.contract.types import EngineInfo
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
+from tureen.engine.draft_model import DraftModel
 from tureen.engine.embedding import EmbeddingEngine
 from tureen.engine.engine import Engine
 from tureen.engine.guessing import Guesser
 from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
+from tureen.engine.scheduler import Drafters
 from tureen.errors import StartupError, TureenError
 from tureen.extras import is_installed, require
 from tureen.fetching.pull import pull
@@ -40,6 +42,7 @@ from tureen.media.families import sees
 from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
 from tureen.registry import declared, declaring, unsupported
+from tureen.runner import draft as draft_loading
 from tureen.runner.kinds import ENCODERS, is_encoder, judge_of, model_kind
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
@@ -63,7 +66,8 @@ from tureen.weights.source import (
 )
 
 if TYPE_CHECKING:
-    from tureen.contract.runner import Runner
+    from tureen.contract.runner import Capacity, Runner
+    from tureen.runner.native import DraftNeed
     from tureen.runner.shared_weights import SharedWeights
 
 
@@ -90,6 +94,14 @@ class Model(NamedTuple):
 
     source: ModelSource
     tokenizer: Tokenizer
+
+
+class Draft(NamedTuple):
+    """A draft model found on disk."""
+
+    source: ModelSource
+    settings: Config
+    need: DraftNeed
 
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
@@ -200,6 +212,8 @@ def make_engine(
     wait_politely()  # before torch is loaded
     hf_config = model_config(source)
     if is_encoder(hf_config):
+        if config.draft_model is not None:
+            raise draft_loading.refused(config, f"{source.name} is an encoder and generates no text; leave it out")
         return _encoder_engine(config, source, hf_config, tokenizer, progress)
     return _text_engine(config, source, hf_config, tokenizer, progress, _shared(weights_descriptor))
 
@@ -292,8 +306,9 @@ def _text_engine(
 ) -> tuple[Engine, EngineInfo]:
     """Raises StartupError."""
     started = time.monotonic()
+    draft = None if config.draft_model is None else _find_draft(config, Model(source, tokenizer), progress)
     config, generates = _as_trained(config, source, hf_config), model_kind(source) == "generator"
-    runner = load_runner(source, config, progress=progress, shared=shared)
+    runner = load_runner(source, config, progress=progress, shared=shared, draft=draft and draft.need)
     eos_token_ids = tuple(sorted({*hf_config.get("eos_token_id", ()), *tokenizer.eos_token_ids}))
     engine = Engine(
         runner,
@@ -307,7 +322,9 @@ def _text_engine(
     )
     if config.speculative and generates and runner.capacity().takes_guesses:
         engine.rows.guesser = guesser = Guesser(native.require())
-        engine.scheduler.drafter = guesser.guess
+        engine.scheduler.drafters = Drafters(guesser.guess, None if draft is None else guesser.draft)
+        if draft is not None:
+            guesser.draft_model = _load_draft(config, draft, runner.capacity(), progress)
     if runner.processors is not None:
         engine.preparing.client_code.allow(runner.processors)
     engine.preparing.check = runner.check
@@ -327,6 +344,25 @@ def _text_engine(
     )
     weights = weights_digest(source) if config.sessions_db is not None else ""
     return engine, msgspec.structs.replace(info, weights=weights, **kept)
+
+
+def _find_draft(config: Config, target: Model, progress: Progress) -> Draft:
+    """Fetches the draft model if it is not on disk. Raises StartupError if it cannot guess tokens of `target`."""
+    draft_loading.check_settings(config)
+    settings = draft_loading.draft_config(config)
+    try:
+        source, tokenizer = find_model(settings, progress=progress)
+    except StartupError as error:
+        raise StartupError(f"--draft-model {config.draft_model}: {error.message}", field="draft_model") from None
+    vocabularies = target.tokenizer.all_token_bytes(), tokenizer.all_token_bytes()
+    draft_loading.check_models(config, (target.source, source), vocabularies)
+    return Draft(source, settings, draft_loading.need_of(source, settings))
+
+
+def _load_draft(config: Config, draft: Draft, target: Capacity, progress: Progress) -> DraftModel:
+    """Raises StartupError."""
+    runner = draft_loading.load_draft(draft.source, draft.settings, target, draft.need, progress)
+    return DraftModel(runner, target.vocab_size, config.chunked_prefill_size)
 
 
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:

@@ -450,6 +450,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),
     ] = 512
     speculative: Annotated[bool, _meta("scheduling", "Guess repeating tokens if that is faster.")] = True
+    draft_model: Annotated[
+        str | None, _meta("scheduling MODEL", "Small model of the same vocabulary: docs/speculative-decoding.md.")
+    ] = None
     schedule_policy: Annotated[
         Literal["fair", "fcfs", "lpm"],
         _meta(

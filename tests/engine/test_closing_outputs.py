@@ -14,6 +14,7 @@ from fake_engine import choose
 from samples import either
 from world import going_on, make_request
 
+from tureen.engine.scheduler import Drafters
 from tureen.grammar import GrammarSpec, LanguageCompiler
 from tureen.serving.streams import merge
 
@@ -213,7 +214,7 @@ def test_right_and_wrong_guesses_change_no_end(wrong):
         request = limited("a", "json_schema", TWO_TEXTS, most, seed=most)
         plain = run(make_engine(), request)
         engine = make_engine()
-        engine.scheduler.drafter = guesser(plain["a"][1], wrong=wrong)
+        engine.scheduler.drafters = Drafters(guesser(plain["a"][1], wrong=wrong))
         assert run(engine, request) == plain
 
 

@@ -12,7 +12,7 @@ from world import ADAPTERS, EOS_IDS, VOCAB_SIZE, World, expected, make_request, 
 
 from tureen.contract.runner import Row, RowOutput
 from tureen.engine.guessing import MAX_CLIENTS, RECENT_OUTPUTS, RECENT_TOKENS, Guesser
-from tureen.engine.scheduler import StepPlan
+from tureen.engine.scheduler import Drafters, StepPlan
 from tureen.kernels.cpu import native
 
 
@@ -274,7 +274,7 @@ def test_the_second_of_two_equal_answers_takes_fewer_steps():
     )
     ticks = count()
     world.engine.rows.guesser = guesser = Guesser(native.require(), clock=lambda: float(next(ticks)))
-    world.engine.scheduler.drafter = guesser.guess
+    world.engine.scheduler.drafters = Drafters(guesser.guess)
     steps = [0]
     for name in ("first", "second"):
         world.add(make_request(name, max_new_tokens=40))

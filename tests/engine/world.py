@@ -17,6 +17,7 @@ from tureen.contract.runner import Batch, Capacity, Masks, Row, StepOutput
 from tureen.contract.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
+from tureen.engine.scheduler import Drafters
 from tureen.grammar.base import GrammarSpec
 from tureen.runner.fake import FakeRunner
 
@@ -330,7 +331,7 @@ class World:
         self.engine = Engine(
             self.runner, TOKENIZER, eos_token_ids=EOS_IDS, token_budget=token_budget, compiler=self.compiler, **options
         )
-        self.engine.scheduler.drafter = drafter
+        self.engine.scheduler.drafters = None if drafter is None else Drafters(drafter)
         for name in ADAPTERS[1:]:
             self.engine.call("load_adapter", name=name, path=name)
         self.runner.engine, self.runner.token_budget = self.engine, token_budget

@@ -493,3 +493,8 @@ def _token_faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str
             yield "logit_bias", f"must have token ids in [0, {vocab_size}) as keys, got {echo(token_id)}"
         if not -MAX_BIAS <= bias <= MAX_BIAS:
             yield "logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}], got {echo(bias)}"
+
+
+def without_history(params: SamplingParams) -> SamplingParams:
+    """Returns those parameters of a token's distribution that do not depend on the text before it."""
+    return SamplingParams(temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p)

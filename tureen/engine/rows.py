@@ -59,11 +59,13 @@ class RowRunner:
             self.guesser.clear()
 
     def close(self) -> None:
-        """Closes the tier of stored pages, then the runner."""
+        """Closes the tier of stored pages, then the runner and the draft model."""
         if self._cache.tier is not None:
             self._cache.tier.close()
         self._grammars.close()
         self._runner.close()
+        if self.guesser is not None:
+            self.guesser.close()
 
     def _can_compute(self) -> bool:
         """Returns whether the runner can compute a token of our own; True if no page is free for this test."""

@@ -21,6 +21,18 @@ RESUME_HEADROOM = 64
 Drafter = Callable[[Sequence, int, int], tuple[int, ...]]
 """A function that guesses the next tokens of a sequence: at most the first number, in a step in which the second number
 of rows draw. Guesses change no output, only the speed."""
+BatchDrafter = Callable[[list[Sequence], list[int], int], list[tuple[int, ...]]]
+"""A function that guesses for several sequences at once: at most that many tokens of each, in a step in which the
+number of rows draw. Each has pages for its guesses."""
+MOST_KNOWN = 16
+"""Maximum known tokens of a row for which a draft model guesses. The first token after a prompt is not delayed."""
+
+
+class Drafters(NamedTuple):
+    """The functions that guess tokens."""
+
+    each: Drafter
+    batch: BatchDrafter | None = None  # for the sequences for which the first has no guess
 
 
 class StepPlan(NamedTuple):
@@ -61,7 +73,7 @@ class Scheduler:
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
         self.rests: Callable[[Sequence], bool] | None = None  # whether a sequence skips a step
-        self.drafter: Drafter | None = None  # None: a step draws one token a sequence
+        self.drafters: Drafters | None = None  # None: a step draws one token a sequence
         self.cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
@@ -89,8 +101,8 @@ class Scheduler:
         self._fill(plan, when_idle=False)
         if not plan.rows:
             self._fill(plan, when_idle=True)
-        if self.drafter is not None and self.states is None:
-            self._guess(plan, self.drafter)
+        if self.drafters is not None and self.states is None:
+            self._guess(plan, self.drafters)
         return plan
 
     def _fill(self, plan: StepPlan, *, when_idle: bool) -> None:
@@ -115,21 +127,15 @@ class Scheduler:
         if self.queue.waiting and budget > 0 and all(sequence.table is not None for sequence in running):
             self._admit(plan, budget, when_idle=when_idle)
 
-    def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
+    def _guess(self, plan: StepPlan, drafters: Drafters) -> None:
         """Spends the rest of the budget on guesses. Preempts no sequence for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
         num_rows = sum(row.sample for row in plan.rows)
         budget = min(budget, len(self.running) + len(self._free_slots) + SPARE_DRAWS - num_rows)
-        for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
-            most = min(budget, sequence.terms.max_tokens - sequence.num_tokens - 1)
-            if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
-                continue
-            guesses = _allowed(sequence, drafter(sequence, most, num_rows)[:most])
-            if guesses and self.cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
-                plan.rows[index] = sequence.row(len(row.token_ids), guesses)
-                budget -= len(guesses)
-                self.num_guesses += len(guesses)
-                sequence.counts.guessed += len(guesses)
+        num_guesses, without = _offer(plan, self.cache, drafters.each, budget, num_rows)
+        if drafters.batch is not None and without:
+            num_guesses += _draft(plan, self.cache, drafters.batch, without, budget - num_guesses)
+        self.num_guesses += num_guesses
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         """Removes a sequence that has ended. See CacheManager.close for `distrust_from`."""
@@ -279,6 +285,49 @@ class Scheduler:
     def _running_rank(self, sequence: Sequence) -> tuple[bool, int]:
         request = sequence.request
         return request.when_idle, -request.priority if self._by_priority else 0
+
+
+def _offer(plan: StepPlan, cache: CacheManager, drafter: Drafter, budget: int, num_rows: int) -> tuple[int, list[int]]:
+    """Adds guesses to the rows. Returns how many, and the indices of rows that could take guesses but got none."""
+    num_guesses, without = 0, []
+    for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
+        most = min(budget - num_guesses, sequence.terms.max_tokens - sequence.num_tokens - 1)
+        if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
+            continue
+        added = _add_guesses(plan, cache, index, drafter(sequence, most, num_rows)[:most])
+        num_guesses += added
+        if not added:
+            without.append(index)
+    return num_guesses, without
+
+
+def _draft(plan: StepPlan, cache: CacheManager, drafter: BatchDrafter, without: list[int], budget: int) -> int:
+    """Adds the guesses of a draft model to the rows at these indices. Returns how many."""
+    asking = [index for index in without if plan.rows[index].num_known <= MOST_KNOWN]
+    if budget < len(asking) or not asking:
+        return 0
+    most = []
+    for index in asking:
+        sequence = plan.sequences[index]
+        count = min(budget // len(asking), sequence.terms.max_tokens - sequence.num_tokens - 1)
+        assert sequence.table is not None
+        has_room = cache.grow(sequence.table, sequence.num_tokens + min(count, cache.page_size))
+        most.append(min(count, cache.page_size) if has_room else 0)
+    num_rows = sum(row.sample for row in plan.rows)
+    drafted = drafter([plan.sequences[index] for index in asking], most, num_rows)
+    return sum(_add_guesses(plan, cache, index, guesses) for index, guesses in zip(asking, drafted, strict=True))
+
+
+def _add_guesses(plan: StepPlan, cache: CacheManager, index: int, guesses: tuple[int, ...]) -> int:
+    """Adds guesses to a row, as far as the grammar and the free pages allow. Returns how many."""
+    sequence, row = plan.sequences[index], plan.rows[index]
+    assert sequence.table is not None
+    guesses = _allowed(sequence, guesses)
+    if not guesses or not cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
+        return 0
+    plan.rows[index] = sequence.row(len(row.token_ids), guesses)
+    sequence.counts.guessed += len(guesses)
+    return len(guesses)
 
 
 def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ log = get_logger("fleet")
 OWN_GROUPS = ("model", "sampling", "scheduling")
 """Groups of settings that a model may have of its own."""
 OWN_OTHERS = ("engine", "watchdog_timeout_s", "freeze_grace_s")
-OF_THE_SERVER = ("models", "models_memory", "helper_memory_mib", "download_dir")
+OF_THE_SERVER = ("models", "models_memory", "helper_memory_mib", "download_dir", "draft_model")
 
 
 def own_settings() -> list[str]:
@@ -44,6 +44,12 @@ def each_model(config: Config) -> list[Config]:
             f"{len(config.models)} models with --replicas or --prefill-replicas: replicas serve one model; run a "
             "separate server for the model that needs them",
             field="replicas",
+        )
+    if config.draft_model is not None:
+        raise StartupError(
+            f"--draft-model {config.draft_model} with {len(config.models)} models: a draft model belongs to one model; "
+            "run a separate server for the model that needs it",
+            field="draft_model",
         )
     return [one_model(config, table, f"models[{index}]") for index, table in enumerate(config.models)]
 

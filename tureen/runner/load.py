@@ -27,10 +27,16 @@ log = get_logger("runner")
 
 
 def load_runner(
-    source: ModelSource, config: Config, *, progress: Progress = no_progress, shared: SharedWeights | None = None
+    source: ModelSource,
+    config: Config,
+    *,
+    progress: Progress = no_progress,
+    shared: SharedWeights | None = None,
+    draft: Any = None,
 ) -> ModelRunner:
     """Loads a model that is on disk, for the device and the kernels that the settings ask for. `shared`: where native
-    kernels find or leave weights that other engines use, too. Raises StartupError."""
+    kernels find or leave weights that other engines use, too. `draft`: the DraftNeed of a draft model, for which memory
+    is left. Raises StartupError."""
     device = resolve_device(config.device, config.num_threads)
     if uses_ranks(config):
         _refuse_beside_ranks(config)
@@ -43,7 +49,8 @@ def load_runner(
     if uses_ranks(config):
         runner = _load("tureen.runner.ranks", source, config, device, progress)
     elif uses_native(config, device):
-        runner = _load("tureen.runner.native", source, config, device, progress, shared)
+        needs = () if draft is None else (draft,)
+        runner = _load("tureen.runner.native", source, config, device, progress, shared, *needs)
     else:
         if device.type == "cpu" and config.kernels != "torch":
             fault = native_fault(config, device)

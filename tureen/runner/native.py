@@ -173,10 +173,55 @@ class NativeForwardFactory:
         trim()
 
 
-def load_runner(
-    source: ModelSource, config: Config, device: DeviceInfo, progress: Progress, shared: SharedWeights | None = None
+class DraftNeed(NamedTuple):
+    """The bytes that a draft model takes."""
+
+    weights: int
+    kv_per_token: int  # of the pool, which is as large as the model's
+
+
+NO_DRAFT = DraftNeed(0, 0)
+
+
+def draft_need(source: ModelSource, config: Config) -> DraftNeed:
+    """Returns the bytes of a draft model. Reads headers only. Raises StartupError."""
+    kernels, model = native.require(), loading.describe(model_config(source))
+    per_token = bytes_of_kv(kernels, config, model).together().in_pages
+    return DraftNeed(weight_bytes(kernels, source, config, model), per_token)
+
+
+def load_draft(
+    source: ModelSource, config: Config, device: DeviceInfo, progress: Progress, target: Capacity
 ) -> ModelRunner:
-    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a draft model whose KV cache has the pages of `target`, the capacity of the model that it guesses for.
+    Raises StartupError."""
+    model = loading.describe(model_config(source))
+    capacity = Capacity(
+        num_pages=target.num_pages,
+        page_size=target.page_size,
+        max_rows=target.max_rows,
+        vocab_size=model.vocab_size,
+        context_len=min(target.context_len, model.context_len),
+        hidden_size=model.hidden_size,
+    )
+    pool = _pool(native.require(), device.num_threads, adapts=config.num_threads is None)
+    parts = ForwardParts(
+        NativeForwardFactory(pool, device, model, capacity, _kv_dtype(config), progress), source, config
+    )
+    sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
+    return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
+
+
+def load_runner(
+    source: ModelSource,
+    config: Config,
+    device: DeviceInfo,
+    progress: Progress,
+    shared: SharedWeights | None = None,
+    draft: DraftNeed = NO_DRAFT,
+) -> ModelRunner:
+    """Loads a model that is on disk. Memory is checked before it is taken, also that of a draft model. Raises
+    StartupError."""
     kernels = native.require()
     model = loading.describe(model_config(source))
     kv_dtype = _kv_dtype(config)
@@ -184,7 +229,8 @@ def load_runner(
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     are_there = shared is not None and shared.has(_origin(source, config, kernels))
     plan = None if are_there else plan_weights(kernels, source, config, model, device)
-    weight_bytes = plan[1] if plan else 0
+    weight_bytes = draft.weights + (plan[1] if plan else 0)
+    cache_bytes = cache_bytes._replace(in_pages=cache_bytes.in_pages + draft.kv_per_token)
     capacity = plan_capacity(config, model, kv_bytes=cache_bytes, weight_bytes=weight_bytes, device=device)
     capacity = msgspec.structs.replace(capacity, takes_guesses=capacity.num_states == 0)
     factory = NativeForwardFactory(pool, device, model, capacity, kv_dtype, progress, plan, shared)

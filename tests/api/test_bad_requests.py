@@ -180,6 +180,7 @@ CONTRADICTIONS = [
     ("inputs", {"text": "a", "inputs": "a"}),
     ("min_new_tokens", {"text": "a", "sampling_params": {"min_new_tokens": 5, "max_new_tokens": 4}}),
     ("seed", {"text": "a", "sampling_params": {"seed": 1, "sampling_seed": 2}}),
+    ("seed", {"text": "a", "sampling_params": {"sampling_seed": 1, "seed": True}}),
     ("n", {"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}),
     ("n", {"text": ["a"] * 100, "sampling_params": {"n": 6}}),
     ("rid", {"text": ["a", "b"], "rid": ["x", "x"]}),

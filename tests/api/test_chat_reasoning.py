@@ -106,10 +106,18 @@ def test_a_model_that_thinks_all_the_same_refuses_not_to(last):
 
 
 def test_two_levels_are_refused_unless_they_are_equal(levels):
-    for other in ({"reasoning_effort": "high"}, {"chat_template_kwargs": {"reasoning_effort": "high"}}):
+    for other, message in (
+        (
+            {"reasoning_effort": "high"},
+            "reasoning.effort is 'low', but reasoning_effort, the same field, is 'high'; send one",
+        ),
+        (
+            {"chat_template_kwargs": {"reasoning_effort": "high"}},
+            "reasoning.effort 'low' contradicts chat_template_kwargs.reasoning_effort 'high'; send one",
+        ),
+    ):
         error = post(levels, reasoning={"effort": "low"}, **other).json()["error"]
-        assert error["param"] == "reasoning.effort"
-        assert "are the same field, but their values differ" in error["message"]
+        assert (error["param"], error["message"]) == ("reasoning.effort", message)
     alone = post(levels, reasoning_effort="low").json()["choices"][0]["message"]
     equal = {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}}
     assert post(levels, reasoning={"effort": "low"}, **equal).json()["choices"][0]["message"] == alone

@@ -524,8 +524,13 @@ def test_alternatives_need_log_probabilities(app: App):
 
 def test_what_show_takes(app: App):
     assert post(app, "/api/show", 200, {"model": None, "name": "fake-model"}).json()["capabilities"]
-    for body in ({"model": None}, {"name": "fake-model"}, {"modle": "x"}):
-        assert post(app, "/api/show", 400, body).json()["error"]
+    assert post(app, "/api/show", 200, {"name": "fake-model"}).json()["capabilities"]
+    for body, message in (
+        ({"model": None}, "model is missing"),
+        ({"name": "x"}, "name is 'x', but model, the same field, is 'fake-model'; send one"),
+        ({"modle": "x"}, "modle"),
+    ):
+        assert message in post(app, "/api/show", 400, body).json()["error"]
 
 
 def test_the_version_is_one_of_ollama_s(app: App):

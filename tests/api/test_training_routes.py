@@ -145,7 +145,7 @@ TOKENS = "/inference/v1/generate"
 
 
 def test_token_ids_come_out_with_the_model_s_own_log_probabilities(app):
-    params = {"max_tokens": 4, "seed": 3, "logprobs": 2, "prompt_logprobs": 1, "temperature": 0.5}
+    params = {"max_tokens": 4, "max_new_tokens": 4, "seed": 3, "logprobs": 2, "prompt_logprobs": 1, "temperature": 0.5}
     answer = app.post(TOKENS, token_ids=list(b"abc"), sampling_params=params, request_id="mine").json()
     ours = app.generate(
         input_ids=list(b"abc"),
@@ -187,7 +187,7 @@ def test_a_stream_of_token_ids_is_the_answer_in_pieces(app):
         ({"token_ids": []}, "token_ids"),
         ({"token_ids": ["a"]}, "token_ids[0]"),
         ({"sampling_params": {"max_tokens": 5000}}, "sampling_params.max_tokens"),
-        ({"sampling_params": {"max_tokens": 5, "max_new_tokens": 5}}, "sampling_params.max_new_tokens"),
+        ({"sampling_params": {"max_tokens": 5, "max_new_tokens": 6}}, "sampling_params.max_new_tokens"),
         ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "sampling_params.prompt_logprobs"),
         ({"sampling_params": {"structured_outputs": {}}}, "structured_outputs"),
         ({"priority": 1}, "priority"),

@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 from types import SimpleNamespace
 
+import lanes
 import msgspec
 import pytest
 import shape_drawings
@@ -77,7 +78,7 @@ MATES = [
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    """One that nobody disturbs, and one that goes on with what it began."""
+    """One that runs undisturbed, and one that continues its answers."""
     folder = tmp_path_factory.mktemp("resumed")
     tiny_adapters.write_adapter(write_model(folder / "model", 3), folder / "adapter")
     config = Config(model_path=str(folder / "model"), **SETTINGS)
@@ -136,11 +137,12 @@ def test_every_bit_is_that_of_the_undisturbed_run(
 
 
 class Written:
-    """Requests as `/generate` makes them; one engine that nobody disturbs, and one that goes on with what it began."""
+    """Requests as `/generate` makes them; one engine that runs undisturbed, and one that continues its answers."""
 
     def __init__(self, **settings):
         config = load({"device": "cpu", "num_threads": 1, "max_total_tokens": 4096, **settings}, environment={})
-        model = build.find_model(config)
+        with lanes.WATCH.pause():  # the first run on a machine downloads the model
+            model = build.find_model(config)
         (self.one, info), (self.other, _) = (build.make_engine(config, model=model) for _ in range(2))
         media = build.media_loader(config, model)
         client = SimpleNamespace(call=None, abort=None, info=info, num_live=0)
@@ -156,7 +158,7 @@ class Written:
         ]
 
     def check_every(self, step, text, sampling_params, **fields):
-        """Cut after every so many deltas. Returns what the undisturbed runs say."""
+        """Cuts after every `step` deltas. Returns the answers of the undisturbed runs."""
         answers = []
         for request in self.requests({"text": text, "sampling_params": sampling_params, **fields}):
             whole = pieces(self.one, request)

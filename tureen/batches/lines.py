@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from tureen.batches.records import MAX_LINES, InputFault
-from tureen.errors import echo
+from tureen.errors import echo, excerpt
 
 SLICE_BYTES, SLICE_LINES = 1 << 20, 256
 """How much of an input is read at a time: what comes in the meantime waits no longer."""
@@ -173,7 +173,7 @@ class InputCheck:
             raw.decode()
             fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
             if len(self.ignored) < MAX_IGNORED:
-                self.ignored.update(echo(name)[1:-1] for name in fields.keys() - set(FIELDS))
+                self.ignored.update(excerpt(name) for name in fields.keys() - set(FIELDS))
             missing = [name for name in FIELDS if name not in fields]
             if missing:
                 raise BadLine("missing_required_parameter", f"{missing[0]} is missing", missing[0])

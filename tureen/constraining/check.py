@@ -25,7 +25,7 @@ import msgspec
 import regex
 
 from tureen.constraining.judged_patterns import with_judged_patterns
-from tureen.errors import echo
+from tureen.errors import echo, excerpt
 from tureen.grammar import GrammarError, GrammarSpec
 from tureen.grammar.schema.document import Document
 from tureen.grammar.schema.drafts import Draft, declared
@@ -208,7 +208,7 @@ def _complaint(validator: jsonschema_rs.Validator, value: Any) -> str | None:
                 raise Unverified(f"the schema could not be used: {error.kind.name}")
             if not isinstance(error.kind, ANNOTATIONS):
                 place = "".join(f"[{step!r}]" for step in error.instance_path)
-                return f"the value{echo(place)[1:-1]} does not fit {echo(error.kind.name)}"
+                return f"the value{excerpt(place)} does not fit {echo(error.kind.name)}"
     except UnicodeEncodeError:
         return "it holds half of a surrogate pair"
     except (ValueError, RecursionError) as error:

@@ -25,7 +25,7 @@ from typing import IO, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tureen import __version__
-from tureen.errors import StartupError, echo
+from tureen.errors import StartupError, excerpt
 from tureen.files import PART
 from tureen.log import size
 
@@ -268,7 +268,7 @@ def _reason(error: Exception, url: str) -> str:
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"the certificate of {host} is not trusted ({reason.verify_message}); set SSL_CERT_FILE"
     if via and isinstance(reason, OSError) and "Tunnel connection failed" in str(reason):
-        return f"the proxy {via} does not connect to {host}: {echo(str(reason))[1:-1]}; see HTTPS_PROXY and NO_PROXY"
+        return f"the proxy {via} does not connect to {host}: {excerpt(str(reason))}; see HTTPS_PROXY and NO_PROXY"
     who = f"the proxy {via} (HTTPS_PROXY) for {host}" if via else host
     if isinstance(reason, socket.gaierror):
         return f"the name of {who} does not resolve: no network or no DNS"
@@ -277,7 +277,7 @@ def _reason(error: Exception, url: str) -> str:
     if isinstance(reason, TimeoutError):
         return f"{who} does not answer within {TIMEOUT_S:.0f} s"
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    return f"{who} cannot be reached: {echo(text)[1:-1]}"
+    return f"{who} cannot be reached: {excerpt(text)}"
 
 
 def _proxy_of(scheme: str, host: str) -> str:

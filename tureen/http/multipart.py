@@ -9,7 +9,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
+from tureen.errors import InvalidRequest, UnsupportedMediaType, echo, excerpt
 
 FORM = "multipart/form-data"
 MAX_FIELDS = 32
@@ -77,7 +77,7 @@ class FormReader:
         self._field = options.get(b"name", b"").decode("utf-8", "replace")
         self._value = None if self._field == self._file_field else bytearray()
         if self._field in self.fields or (self._value is None and self.filename is not None):
-            raise InvalidRequest(f"{echo(self._field)[1:-1]} occurs twice in the form", field=echo(self._field)[1:-1])
+            raise InvalidRequest(f"{excerpt(self._field)} occurs twice in the form", field=excerpt(self._field))
         if self._value is None:
             name = options.get(b"filename", b"").decode("utf-8", "replace")
             self.filename = name.replace("\\", "/").rpartition("/")[2]
@@ -90,7 +90,7 @@ class FormReader:
             return
         self._value += data[start:end]
         if len(self._value) > MAX_FIELD_BYTES:
-            name = echo(self._field)[1:-1]
+            name = excerpt(self._field)
             raise InvalidRequest(f"{name} has more than {MAX_FIELD_BYTES} bytes", field=name)
 
     def _end_part(self) -> None:

@@ -208,8 +208,9 @@ def _replaced(value: Any, place: list[str | int], entries: dict[str, Any]) -> An
 
 def require_equal(name: str, value: object, other: str, other_value: object) -> None:
     """Raises InvalidRequest if two names of one field have different values."""
-    if value != other_value:
-        raise InvalidRequest(f"{name} and {other} are the same field, but their values differ; send one", field=name)
+    if value != other_value or isinstance(value, bool) is not isinstance(other_value, bool):  # True == 1
+        message = f"{name} is {echo(value)}, but {other}, the same field, is {echo(other_value)}; send one"
+        raise InvalidRequest(message, field=name)
 
 
 def read_params(

@@ -15,7 +15,7 @@ import numpy as np
 
 from tureen.contract.runner import RowError, SlotState
 from tureen.contract.types import NO_TOKEN
-from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.errors import InvalidRequest, StartupError, echo, excerpt
 from tureen.extras import is_installed, require
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
 from tureen.sampling import array_logits
@@ -196,7 +196,7 @@ def _called(processor: CustomLogitProcessor, rows: Any, group: Group) -> Changed
     except InvalidRequest as error:
         return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
     except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
-        return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
+        return _fault(f"{type(error).__name__}: {excerpt(str(error))}", may_be_one_row=True)
     kind = np.ndarray if isinstance(rows, np.ndarray) else type(rows)
     if not isinstance(result, kind) or result.shape != rows.shape:
         return _fault("it did not return a tensor of its input's shape")

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.errors import StartupError, Unavailable, echo
+from tureen.errors import StartupError, Unavailable, excerpt
 from tureen.sampling import processor_messages as messages
 from tureen.sampling.processor_charges import Charges
 from tureen.sandbox import seccomp
@@ -149,7 +149,7 @@ class RemoteProcessor:
         if len(data) != messages.REPLY.size or number != self._number or status not in statuses:
             raise Lost("it answered out of order", has_begun=True)
         if status != messages.DONE:
-            shown = echo(text[:length].decode(errors="replace"))[1:-1]
+            shown = excerpt(text[:length].decode(errors="replace"))
             raise Raised(shown) if status == messages.FAILED else ProcessorError(shown, is_rejected=True)
 
 

@@ -70,7 +70,7 @@ PARAMETERS = {
     "json_schema": "json_schema",
     "logit_bias": "logit_bias",
 }
-"""llama.cpp's names of sampling parameters -> those of SamplingParams. Some have two; a body has one of them."""
+"""llama.cpp's names of sampling parameters -> those of SamplingParams. Two names of one in a body must be equal."""
 
 SHOWN_PARAMETERS = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "presence_penalty",

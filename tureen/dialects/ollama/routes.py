@@ -35,7 +35,7 @@ from tureen.http.chat_answer import arguments_of, check_complete, events_of, pre
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_answer
 from tureen.requests import planning, telling
-from tureen.requests.body import convert, offered, read_json
+from tureen.requests.body import convert, offered, read_json, require_equal
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.explanations import Explained
@@ -155,10 +155,15 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     async def show(request: Request) -> Response:
         payload = read_json(None, await request.body())
         body = convert(offered(payload, OllamaShowBody.__struct_fields__, TABLES["body"]), OllamaShowBody)
-        if (body.model is None) == (body.name is None):
-            raise InvalidRequest("send model, or name, which means the same", field="model")
-        adapter_of(body.model or body.name or "", state)
-        return JSONResponse(shown(body.model or body.name or "", started, state))
+        model = body.name if body.model is None else body.model
+        if model is None:
+            raise InvalidRequest(
+                'model is missing; send {"model": NAME}, with a name that /api/tags lists', field="model"
+            )
+        if body.name is not None:
+            require_equal("name", body.name, "model", model)
+        adapter_of(model, state)
+        return JSONResponse(shown(model, started, state))
 
     async def version(_: Request) -> Response:
         return JSONResponse({"version": API_VERSION})

@@ -197,7 +197,7 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
         require_equal("request_id", body.request_id, "rid", body.rid)
     if body.n_cmpl in (None, 1):
         return body
-    if body.n != 1:
+    if payload.get("n") is not None:
         require_equal("n_cmpl", body.n_cmpl, "n", body.n)
     return msgspec.structs.replace(body, n=body.n_cmpl)
 
@@ -221,10 +221,10 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
     renamed = {"max_new_tokens": limit_name}
     for name, target in _parameters_sent(payload).items():
         value = None if payload[name] is None else getattr(body, name)
+        if target == "max_new_tokens" and (value or 0) < 0:
+            value = None
         require_equal(name, value, renamed.get(target, target), fields.setdefault(target, value))
         renamed[target] = name
-    if (fields.get("max_new_tokens") or 0) < 0:
-        fields["max_new_tokens"] = None
     add_constraints(_constraints(body), fields, renamed, body.guided_whitespace_pattern)
     return RequestedSampling(fields, Names("", renamed))
 

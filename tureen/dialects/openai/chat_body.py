@@ -16,7 +16,7 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import ReturnProgress, TokenBody
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Modality
 from tureen.requests import telling
 from tureen.requests.body import require_equal
@@ -299,8 +299,10 @@ def template_kwargs(body: TemplateBody, tools: Sequence[Tool], state: ServerStat
         require_equal("reasoning.effort", nested, "reasoning_effort", body.reasoning_effort)
     field, level = ("reasoning_effort", body.reasoning_effort) if nested is None else ("reasoning.effort", nested)
     effort: Mapping[str, Any] = {} if level is None else effort_kwargs(level, field, tools, state.context)
-    for name in effort.keys() & kwargs.keys():
-        require_equal(field, effort[name], f"chat_template_kwargs.{name}", kwargs[name])
+    for name, value in effort.items():
+        if kwargs.get(name) not in (None, value):
+            sent = f"chat_template_kwargs.{name} {echo(kwargs[name])}"
+            raise InvalidRequest(f"{field} {echo(level)} contradicts {sent}; send one", field=field)
     return {**kwargs, **effort}
 
 

@@ -20,6 +20,7 @@ from tureen.dialects.openai.answer import Answer, token_text
 from tureen.dialects.openai.body import OpenAIBody, TopLogprobs, TopOrAll
 from tureen.errors import InvalidRequest
 from tureen.requests import telling
+from tureen.requests.body import require_equal
 from tureen.requests.drafts import Plan
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
@@ -115,8 +116,8 @@ def with_probs(body: B, field: str, **further: Any) -> B:
     """Returns a body that has its `n_probs` in the route's own field, and `further` values. Raises InvalidRequest."""
     if not body.n_probs:
         return body
-    if getattr(body, field) is not None:
-        raise InvalidRequest(f"n_probs and {field} are the same field; send one", field="n_probs")
+    if (sent := getattr(body, field)) is not None:
+        require_equal("n_probs", body.n_probs, field, sent)
     return msgspec.structs.replace(body, **{field: body.n_probs}, **further)
 
 

@@ -23,7 +23,7 @@ from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body_wi
 from tureen.http.errors import error_object
 from tureen.http.sse import event
 from tureen.requests import planning
-from tureen.requests.body import TEXT_LISTS, convert, offered
+from tureen.requests.body import TEXT_LISTS, convert, offered, require_equal
 from tureen.requests.constraint_fields import StructuredOutputs, add_constraints, structured_constraints
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run, Sent
@@ -144,10 +144,10 @@ def _sampling_fields(params: VllmParams, sent: dict[str, Any]) -> tuple[dict[str
         target = ALIASES.get(name, name)
         if value == "" and target in EMPTY_IS_UNSET:
             continue
-        if target in fields:
-            field = f"sampling_params.{name}"
-            raise InvalidRequest(f"{field} and {renamed[target]} are the same field; send one", field=field)
-        fields[target], renamed[target] = (None if value is None else getattr(params, name)), name
+        sent_value = None if value is None else getattr(params, name)
+        other = f"sampling_params.{renamed.get(target, target)}"
+        require_equal(f"sampling_params.{name}", sent_value, other, fields.setdefault(target, sent_value))
+        renamed[target] = name
     if fields.get("top_k") == 0:
         fields["top_k"] = -1
     if params.structured_outputs is not None:

@@ -297,7 +297,7 @@ def test_a_cut_prompt_leaves_room_for_the_default_length_of_completions(app: App
     answer = ask(app, TEXT, "y" * (CONTEXT_LEN + 100), truncate_prompt_tokens=-1, max_tokens=16, ignore_eos=True)
     body = {"prompt": "y" * (CONTEXT_LEN + 100), "truncate_prompt_tokens": -1, "ignore_eos": True}
     usage = app.post(TEXT, **body).json()["usage"]
-    assert usage == answer["usage"]
+    assert usage["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert usage["completion_tokens"] == 16
 
 

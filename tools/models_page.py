@@ -27,8 +27,8 @@ outputs, log-probabilities, sessions and [adapters](adapters.md) (except on expe
   BF16 3.6 times. The KV cache needs memory too.
 - **GGUF**: the family's .gguf files load. The others load from safetensors.
 - **Pictures**: the family takes [pictures](media.md) from safetensors, with `pip install 'tureen[vision]'`. On a CPU
-  the vision encoder is in float32; it is not counted under 4 bits. From GGUF files it takes them with an
-  [mmproj file](media.md#gguf-models-with-an-mmproj-file) that is read.
+  the vision encoder has matrices of 16 or 32 bits; it is not counted under 4 bits. From GGUF files it takes them with
+  an [mmproj file](media.md#gguf-models-with-an-mmproj-file) that is read.
 - **Calls** and **thoughts** are the formats of [tool calls and reasoning](tool-calls.md). The chat template chooses
   them; `--tool-call-parser` and `--reasoning-parser` set others.
 

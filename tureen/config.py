@@ -100,8 +100,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "float32", "bfloat16", "float16"],
         _meta(
             "model",
-            "Type of weights and activations. auto = native kernels: block formats as stored, all else "
-            "bfloat16; torch: bfloat16 where the processor has instructions for it (AVX512_BF16, AMX), else float32.",
+            "Type of weights and activations. auto = native kernels: block formats as stored, all else bfloat16, "
+            "encoders 16-bit integers; torch: bfloat16 if the processor has it (AVX512_BF16, AMX), else float32.",
         ),
     ] = "auto"
     quantization: Annotated[

@@ -26,14 +26,14 @@ class _Sums:
 
     def embed(self, texts):
         self.sizes.append(len(texts))
+        self.seen += [tuple(text.token_ids) for text in texts]
         return [self._embed(tuple(text.token_ids)) for text in texts]
 
     def _embed(self, token_ids):
         if REFUSED in token_ids:
-            raise RequestFailed("not a number")
+            return RequestFailed("not a number")
         if BROKEN in token_ids:
             raise RuntimeError("the device is gone")
-        self.seen.append(token_ids)
         return struct.pack("<f", sum(token_ids))
 
 
@@ -166,6 +166,14 @@ def test_a_text_that_fails_ends_its_own_request_only():
         "length",
     ]
     assert "device" not in found["broken"].finish.message
+
+
+def test_texts_beside_one_without_finite_numbers_are_computed_once():
+    engine, embedder = _make_engine(budget=100)
+    for name, token_id in (("a", 1), ("refused", REFUSED), ("b", 2)):
+        engine.add(_make_request(name, token_id))
+    assert _finished(engine)["refused"].finish.type == "error"
+    assert embedder.sizes == [3]
 
 
 def test_a_device_on_which_every_text_fails_ends_the_engine():

@@ -19,7 +19,7 @@ from tureen.engine.queue import (
     priority_first,
 )
 from tureen.engine.sequence import Sequence
-from tureen.errors import ContextExceeded, InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
+from tureen.errors import ContextExceeded, InvalidRequest, NotFound, RequestFailed, Unavailable, echo
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
@@ -37,15 +37,15 @@ log = get_logger("engine")
 class Embedder(Protocol):
     """A model that computes one vector of a text, or of a pair of texts."""
 
-    def embed(self, texts: Many[TextToEmbed]) -> list[bytes]:
-        """Returns the vector of each text, float32 as bytes. Raises RequestFailed."""
+    def embed(self, texts: Many[TextToEmbed]) -> list[bytes | RequestFailed]:
+        """Returns the vector of each text, float32 as bytes, or the reason why it has none."""
 
 
 class EmbeddingEngine:
     """The engine of an embedding model; it has the methods of `SteppedEngine`. Not thread-safe.
 
-    A step computes the waiting texts that fit into the token budget. Between steps, requests can arrive and be aborted.
-    Texts that are computed when idle have separate steps, when no other text waits.
+    A step takes waiting texts until they have the tokens of the budget; the last text may exceed it. Between steps,
+    requests can arrive and be aborted. Texts that are computed when idle have separate steps, when no other text waits.
     """
 
     def __init__(
@@ -173,33 +173,28 @@ class EmbeddingEngine:
     def close(self) -> None: ...
 
     def _compute(self, requests: Many[GenerateRequest]) -> None:
-        """Computes texts together. If that fails, computes each alone, so that only those at fault fail."""
+        """Computes texts together. If the model fails, computes each alone, so that only those at fault fail."""
         if not requests:
             return
-        texts = [TextToEmbed(request.token_ids, request.second_start) for request in requests]
         try:
-            vectors = self._embedder.embed(texts)
-        except TureenError as error:
-            self._fail(requests, error)
+            vectors = self._embedder.embed([TextToEmbed(each.token_ids, each.second_start) for each in requests])
+            self._num_failed = 0
         except Exception:
             log.exception("the model failed on %d texts", len(requests))
-            self._num_failed += len(requests) == 1
+            if len(requests) > 1:
+                for request in requests:
+                    self._compute([request])
+                return
+            self._num_failed += 1
             if self._num_failed >= MAX_FAILED:
                 raise
-            self._fail(requests, RequestFailed("the model failed on this text; other requests continue"))
-        else:
-            self._num_failed = 0
-            for request, vector in zip(requests, vectors, strict=True):
+            vectors = [RequestFailed("the model failed on this text; other requests continue")]
+        for request, vector in zip(requests, vectors, strict=True):
+            if isinstance(vector, bytes):
                 self._num_tokens += len(request.token_ids)
                 self._end(request, DONE, vector)
-
-    def _fail(self, requests: Many[GenerateRequest], error: TureenError) -> None:
-        """Ends the request of one text that could not be computed; computes several texts one by one."""
-        if len(requests) == 1:
-            self._end(requests[0], finish.failed(error))
-            return
-        for request in requests:
-            self._compute([request])
+            else:
+                self._end(request, finish.failed(vector))
 
     def _end(self, request: GenerateRequest, reason: FinishReason, *states: bytes) -> None:
         usage = Usage(len(request.token_ids), 0, 0)

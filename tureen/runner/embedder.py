@@ -85,11 +85,9 @@ class ModelEmbedder:
         self._model = model
         self._layers = layers
 
-    def embed(self, texts: Sequence[TextToEmbed]) -> list[bytes]:
-        """Returns the texts' embeddings or a classifier's logits, float32 as bytes, as they are after the last layer.
-
-        Raises RequestFailed if a number is not finite.
-        """
+    def embed(self, texts: Sequence[TextToEmbed]) -> list[bytes | RequestFailed]:
+        """Returns the texts' embeddings or a classifier's logits, float32 as bytes, as they are after the last layer;
+        an error for a text with a number that is not finite."""
         ids = [np.asarray(text.token_ids, np.int64) for text in texts]
         positions = [_positions(own, self.config.padding) for own in ids]
         starts = np.cumsum([0, *map(len, ids)])
@@ -100,11 +98,11 @@ class ModelEmbedder:
         states = self._model.states(np.concatenate(ids), np.concatenate(positions), types, starts)
         return [self._vector(states[start:end]) for start, end in itertools.pairwise(starts)]
 
-    def _vector(self, states: NDArray[np.float32]) -> bytes:
+    def _vector(self, states: NDArray[np.float32]) -> bytes | RequestFailed:
         pooled: NDArray[np.float32] = states.mean(axis=0) if self.pooling == "mean" else states[PLACES[self.pooling]]
         vector = head_layers.apply(self._layers, pooled)
         if not np.isfinite(vector).all():
-            raise RequestFailed("the model returned non-finite numbers for this text", code="nan_logits")
+            return RequestFailed("the model returned non-finite numbers for this text", code="nan_logits")
         return vector.tobytes()
 
 

@@ -27,7 +27,6 @@ Numbers = NDArray[np.int64]
 
 INPUT_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 """Matrices that take the same inputs: they are one, `qkv_proj`."""
-LARGEST_HEAD = 576
 
 
 class _Shared(NamedTuple):
@@ -168,13 +167,13 @@ class NativeStates:
 def load(shape: EncoderConfig, device: DeviceInfo, dtype: str, weights: Iterable[Stored]) -> NativeStates:
     """Packs these weights, those of `shape.weights()`, for matrices of `dtype`: int16 or float32. Raises
     StartupError."""
-    if shape.head_dim % 2 or shape.head_dim > LARGEST_HEAD:
+    kernels = native.require()
+    if shape.head_dim % 2 or shape.head_dim > kernels.MAX_HEAD_DIM:
         raise StartupError(
             f"the model's heads have {shape.head_dim} dimensions; the native kernels take even numbers up to "
-            f"{LARGEST_HEAD}; start with --kernels torch",
+            f"{kernels.MAX_HEAD_DIM}; start with --kernels torch",
             field="kernels",
         )
-    kernels = native.require()
     pool = kernels.Pool(device.num_threads, False)
     packed: dict[str, Any] = {}
     parts: dict[str, Array] = {}
@@ -189,6 +188,10 @@ def load(shape: EncoderConfig, device: DeviceInfo, dtype: str, weights: Iterable
                 continue
             name, values = ".".join((*path, "qkv_proj", kind)), np.concatenate([parts.pop(part) for part in names])
         packed[name] = _packed(kernels, pool, values, dtype) if is_matrix(name, values.shape) else values
+    if parts:
+        raise StartupError(
+            f"the model has {', '.join(parts)}, but not the same weight of all of q_proj, k_proj and v_proj"
+        )
     return NativeStates(kernels, pool, shape, packed)
 
 

@@ -193,6 +193,8 @@ def test_layer_norm_is_that_of_float64(cols: int, has_bias: bool) -> None:
     added = torch.from_numpy(bias).double() if has_bias else None
     wanted = torch.nn.functional.layer_norm(wide, (cols,), torch.from_numpy(weight).double(), added, 1e-5)
     found = native.layer_norm(_pool(), x, weight, bias if has_bias else None, 1e-5)
+    with pytest.raises(TypeError):
+        native.layer_norm(_pool(), x, weight, None, 1e-5, wide.numpy())
     assert np.allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
 
 

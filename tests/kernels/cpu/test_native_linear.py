@@ -209,8 +209,17 @@ def test_a_product_may_be_written_or_added_to_what_is_there(pool):
     assert np.array_equal(out, product + product)
     with pytest.raises(ValueError, match=r"out is \[6, 40\], not \[5, 40\]"):
         native.linear(pool, x[:5], matrix, None, out)
+    with pytest.raises(TypeError):
+        native.linear(pool, x, matrix, None, out.astype(np.float64))
     with pytest.raises(ValueError, match="there is no out to add to"):
         native.linear(pool, x, matrix, add=True)
+
+
+def test_inputs_too_large_to_be_kept_give_the_same_product(pool):
+    matrix, _ = _make_weights("Q16", 16, 512)
+    x = np.tile(_make_inputs(1025, 512), (8, 1))
+    first = native.linear(pool, x[:1025], matrix)
+    assert np.array_equal(native.linear(pool, x, matrix), np.tile(first, (8, 1)))
 
 
 @pytest.mark.parametrize("matrix_format", FORMATS)

@@ -46,6 +46,6 @@ def require() -> ModuleType:
 
 
 def matrix_dtype(dtype: str) -> str:
-    """Returns the type of an encoder's matrices for a value of --dtype: int16 or float32. By default it is the faster
-    one. Raises as `require`."""
-    return "int16" if dtype == "auto" and require().isa() not in FLOAT_ISAS else "float32"
+    """Returns the type of an encoder's matrices for a value of --dtype: int16 where that is faster, unless float32 is
+    asked for. Raises as `require`."""
+    return "int16" if dtype != "float32" and require().isa() not in FLOAT_ISAS else "float32"

@@ -10,7 +10,7 @@ class ActivationBuffer {
 public:
     ActivationBuffer(Inputs kind, int cols);
 
-    // Of other inputs from now on; the memory stays.
+    // Changes the kind and the number of columns; keeps the memory.
     void become(Inputs kind, int cols);
     // Makes room for at least `rows` rows. Growing discards the stored values and invalidates earlier views. Throws
     // std::bad_alloc.

@@ -156,8 +156,8 @@ void attend_all(Pool& pool, const AnyArray& queries, const SeenTokens& seen, con
 // layer.
 class Texts {
 public:
-    // starts: of each text, from 0 on, and the end of the last. biases: [heads][2 * reach + 1], by the distance from a
-    // query to a key; empty = none.
+    // starts: the first token of each text, and the number of all tokens. biases: [heads][2 * length of the longest
+    // text - 1], by the distance from a query to a key.
     Texts(Pool& pool, const std::vector<int32_t>& starts, int kv_heads, int head_dim,
           const std::optional<AnyArray>& biases)
         : pool_(pool),
@@ -171,8 +171,9 @@ public:
                 texts_of_pages_.push_back(text);
             }
         if (!biases) return;
-        const float* given = checked<const float>(*biases, "biases", {ANY, 2 * int64_t(longest()) - 1});
-        const int row = 2 * longest() - 1;
+        for (size_t i = 1; i < starts_.size(); i++) longest_ = std::max(longest_, starts_[i] - starts_[i - 1]);
+        const int row = 2 * longest_ - 1;
+        const float* given = checked<const float>(*biases, "biases", {ANY, row});
         bias_row_ = row + 15;  // a block of keys is read whole
         biases_.assign(biases->shape(0) * size_t(bias_row_), 0.0f);
         for (size_t head = 0; head < biases->shape(0); head++)
@@ -235,13 +236,7 @@ private:
 
     int num_texts() const { return int(starts_.size()) - 1; }
 
-    int longest() const {
-        int most = 1;
-        for (size_t i = 1; i < starts_.size(); i++) most = std::max(most, starts_[i] - starts_[i - 1]);
-        return most;
-    }
-
-    // Of each text, and of all.
+    // The number of pages before each text, and of all.
     static std::vector<int32_t> pages_before(const std::vector<int32_t>& starts) {
         std::vector<int32_t> pages{0};
         for (size_t i = 1; i < starts.size(); i++)
@@ -250,7 +245,7 @@ private:
     }
 
     const float* bias_at(int head, int query) const {
-        return biases_.empty() ? nullptr : biases_.data() + size_t(head) * size_t(bias_row_) + longest() - 1 - query;
+        return biases_.empty() ? nullptr : biases_.data() + size_t(head) * size_t(bias_row_) + longest_ - 1 - query;
     }
 
     void store(const KvLayer& kv, const In& k, const In& v, int thread, int threads) const {
@@ -283,7 +278,7 @@ private:
     std::vector<int> texts_of_pages_;
     std::vector<QueryScratch> scratch_;  // of each thread
     std::vector<float> biases_;
-    int bias_row_ = 0;
+    int longest_ = 1, bias_row_ = 0;  // of texts with biases
 };
 
 using Activation = void (*)(const float* gate, const float* up, int cols, float* out);
@@ -311,9 +306,9 @@ void in_shares(Pool& pool, int64_t count, int64_t least, Body body) {
     });
 }
 
-constexpr int64_t SHARED_VALUES = 1 << 14;  // that a thread takes at least
+constexpr int64_t SHARED_VALUES = 1 << 14;  // minimum for a thread
 
-// That a thread takes at least.
+// The minimum number of rows for a thread.
 int64_t rows_of(int64_t cols) { return std::max<int64_t>(1, SHARED_VALUES / std::max<int64_t>(1, cols)); }
 
 void activate(Pool& pool, const WritableArray& x, const std::string& name, const std::optional<AnyArray>& factors) {
@@ -414,10 +409,11 @@ void bind_encoder(nb::module_& m) {
           "x float32 [tokens, heads, head_dim], in place, by the angles whose cos and sin are [tokens, head_dim / 2]: "
           "pairs are a number of the first half and one of the second. Raises ValueError.");
     m.def("layer_norm", &layer_norm, nb::arg("pool"), nb::arg("x"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"),
-          nb::arg("out") = nb::none(),
+          nb::arg("out").noconvert() = nb::none(),
           "x float32 [m, cols] -> [m, cols]: into out, where it is given, which may be x.");
     m.def("rms_norm", &rms_norm, nb::arg("pool"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
-          nb::arg("out") = nb::none(), "As layer_norm.");
+          nb::arg("out").noconvert() = nb::none(), "As layer_norm.");
+    m.attr("MAX_HEAD_DIM") = MAX_HEAD_DIM;
 }
 
 }  // namespace tureen

@@ -105,7 +105,9 @@ public:
             view_.f32 = const_cast<float*>(x);
             return;
         }
-        thread_local ActivationBuffer buffer(w.inputs, w.cols);  // new memory costs more than many a product
+        thread_local ActivationBuffer kept(w.inputs, w.cols);  // for new memory costs more than a small product
+        const bool is_large = int64_t(rows) * w.cols > MOST_KEPT;
+        ActivationBuffer& buffer = is_large ? large_.emplace(w.inputs, w.cols) : kept;
         buffer.become(w.inputs, w.cols);
         buffer.reserve(rows);
         view_ = buffer.view(rows);
@@ -119,6 +121,9 @@ public:
     const Activations& view() const { return view_; }
 
 private:
+    static constexpr int64_t MOST_KEPT = 1 << 22;  // inputs in memory that a thread keeps
+
+    std::optional<ActivationBuffer> large_;
     Activations view_{};
 };
 
@@ -294,7 +299,7 @@ void bind_linear(nb::module_& m) {
     m.def("map_file", &map_descriptor, nb::arg("descriptor"), nb::arg("num_bytes"),
           "The first bytes of an open file, uint8 [num_bytes], to be read only; in huge pages where the system can.");
     m.def("linear", &linear, nb::arg("pool"), nb::arg("x"), nb::arg("matrix"), nb::arg("bias") = nb::none(),
-          nb::arg("out") = nb::none(), nb::arg("add") = false,
+          nb::arg("out").noconvert() = nb::none(), nb::arg("add") = false,
           "x float32 [m, cols] -> x @ matrix.T + bias, float32 [m, rows]: into out, where it is given; add: added to "
           "what it has.");
     m.def("linear_range", &linear_range, nb::arg("x"), nb::arg("matrix"), nb::arg("out"), nb::arg("m_range"),

@@ -34,7 +34,7 @@ import xgrammar
 from tureen import config, config_sources
 from tureen.build import vocabulary_of
 from tureen.constraining.compiler import Compiler
-from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, language_of, practise
+from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, practise
 from tureen.kernels.cpu import native
 from tureen.weights.source import load_tokenizer, resolve_model
 
@@ -79,7 +79,7 @@ def readers(vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> dict[
     practise()  # as before the server's workers are forked
 
     def ours(text: str) -> None:
-        languages.load(languages.translate(language_of(GrammarSpec("json_schema", text))))
+        compile_grammar(GrammarSpec("json_schema", text), languages)
 
     def theirs(text: str, *, is_lenient: bool) -> None:
         options = json.dumps({"lenient": is_lenient, "whitespace_flexible": False})

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.contract.runner import RowError
-from tureen.grammar import GrammarError, LanguageCompiler, Vocabulary, compile_grammar, language_of
+from tureen.grammar import GrammarError, LanguageCompiler, Vocabulary, language_of
+from tureen.grammar.frontends import translate
+from tureen.grammar.guard.guarded import load_guarded
 from tureen.kernels.cpu import native
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
@@ -33,8 +35,8 @@ class InlineCompiler:
         for one in self._pending:
             self.stats.compiles += 1
             try:
-                one.compiled, one.state = self._compile(one.spec), "ready"
-                one.unenforced = language_of(one.spec).unenforced
+                one.compiled, one.unenforced = self._compile(one.spec)
+                one.state = "ready"
             except GrammarError as error:
                 self.stats.failures += 1
                 one.error, one.state = RowError(f"invalid_{one.spec.kind}", str(error), 400), "failed"
@@ -53,4 +55,5 @@ class InlineCompiler:
         if self._languages is None:
             encode = partial(self._tokenizer.encode, add_special_tokens=False)
             self._languages = LanguageCompiler(VOCABULARY, encode, native.require())
-        return compile_grammar(spec, self._languages)
+        language, program = translate(language_of(spec, VOCABULARY), spec, self._languages)
+        return load_guarded(program, language.guard, self._languages), language.unenforced

@@ -185,6 +185,22 @@ def test_plain_characters_are_counted_alike_far_from_the_bounds_and_near_them(pa
             assert allowed == [run for run in runs if can_be("x" * size + run)], size
 
 
+def test_a_mask_near_the_largest_length_needs_only_one_state_for_each_plain_character():
+    """If each length is explored anew, it needs three more states for the bytes of longer characters."""
+    compiler = compiler_of([*(bytes([byte]) for byte in range(256)), b"a" * 200])
+
+    def num_kept(left):
+        schema = json.dumps({"type": "string", "maxLength": 300 + left})
+        compiled = compiler.load(compiler.translate(language_of(GrammarSpec("json_schema", schema))))
+        place = place_behind(compiled, b'"' + b"x" * 300)
+        before = compiled.follower.num_kept
+        place.fill_mask(np.zeros(9, dtype=np.uint32))
+        return compiled.follower.num_kept - before
+
+    one_state = 16  # num_kept counts it with its transitions
+    assert num_kept(100) - num_kept(50) <= 1.2 * 50 * one_state
+
+
 def test_parts_that_cannot_be_told_apart_are_counted_all_the_same():
     """ "aaa" is one part, two or three: all of them are written out."""
     part = Choice((Text("a"), Text("aa")))

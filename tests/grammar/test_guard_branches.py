@@ -16,7 +16,15 @@ from exact_masks import allowed, check_exact
 from real_schemas import corpus
 from samples import either
 
-from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar
+from tureen.grammar import (
+    GrammarError,
+    GrammarSpec,
+    LanguageCompiler,
+    TooComplex,
+    Vocabulary,
+    compile_grammar,
+    frontends,
+)
 from tureen.grammar.frontends import language_of, translate
 from tureen.grammar.guard.guarded import GuardedCompiled, load_guarded
 from tureen.grammar.schema import write_arrays
@@ -250,6 +258,121 @@ def test_branches_that_are_too_large_are_listed_as_unenforced_or_refused_and_the
     strict = GrammarSpec("json_schema", asked.text, strict=True)
     with pytest.raises(GrammarError, match=r'^"contains" .* \(at \'#/properties/many\'\)$'):
         translate(language_of(strict), strict, languages)
+
+
+LATE = {"anyOf": [lists(1, 2, uniqueItems=True), lists(1, 3, minItems=2)]}
+"""Only branches tell which of the two an array is that begins with [1]."""
+
+
+def test_a_branch_that_is_too_large_costs_no_other_value_its_guard():
+    languages = backend("bytes")
+    asked = spec(an_object(a=LATE, b=LATE, many=TOO_LARGE))
+    language, program = translate(language_of(asked), asked, languages)
+    assert list(map(str, language.unenforced)) == ["contains at /many"]
+    assert sorted(map(str, language.guarded)) == ["uniqueItems at /a", "uniqueItems at /b"]
+    place = load_guarded(program, language.guard, languages).start()
+    for key, before in ("a", b"{"), ("b", b", "):
+        assert all(map(place.accept, before + f'"{key}": [[2], ['.encode()))
+        assert allowed(place, VOCABULARIES["bytes"]) == [ord("1")]
+        assert all(map(place.accept, b"1]]"))
+
+
+def test_a_tag_whose_branches_are_too_large_costs_no_other_tag_its_guard():
+    languages = backend("bytes")
+
+    def tag(name, schema, *, strict):
+        content = {"type": "json_schema", "json_schema": schema, "strict": strict}
+        return {"type": "tag", "begin": f"<{name}>", "content": content, "end": f"</{name}>"}
+
+    def asked(*, strict):
+        tags = [tag("a", LATE, strict=True), tag("b", TOO_LARGE, strict=strict)]
+        form = {"type": "triggered_tags", "triggers": ["<"], "tags": tags}
+        return GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+
+    language, program = translate(language_of(asked(strict=False)), asked(strict=False), languages)
+    assert list(map(str, language.unenforced)) == ["contains at the root"]
+    place = load_guarded(program, language.guard, languages).start()
+    assert all(map(place.accept, b"a <a>[[2], ["))
+    assert allowed(place, VOCABULARIES["bytes"]) == [ord("1")]
+    with pytest.raises(GrammarError, match=r'^structural_tag.format.tags\[1\].content.json_schema: "contains"'):
+        translate(language_of(asked(strict=True)), asked(strict=True), languages)
+
+
+def test_a_keyword_whose_branches_are_too_large_is_refused_for_this_reason():
+    languages = backend("bytes")
+    reason = "cannot be enforced: the alternatives that it depends on need too large an automaton, alone or with others"
+    asked = GrammarSpec("json_schema", json.dumps(an_object(many=TOO_LARGE)), strict=True)
+    with pytest.raises(GrammarError) as refused:
+        translate(language_of(asked), asked, languages)
+    way_out = 'Simplify the schema or leave "strict" out'
+    assert str(refused.value) == f"\"contains\" {reason}. {way_out} (at '#/properties/many')"
+    asked = spec(an_object(many=TOO_LARGE))
+    [left_out] = translate(language_of(asked), asked, languages)[0].unenforced
+    assert left_out.why == f"\"contains\" {reason}. Simplify the schema (at '#/properties/many')"
+
+
+def test_a_language_that_is_too_large_without_its_branches_is_refused_for_this_reason():
+    languages = backend("bytes")
+    word = {"type": "string", "pattern": "^(?!.*a[ab]{17}b)[a-z]*$"}
+    asked = GrammarSpec("json_schema", json.dumps(an_object(a=LATE, word=word)), strict=True)
+    with pytest.raises(GrammarError, match=r"^an automaton has too many states$"):
+        translate(language_of(asked), asked, languages)
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """The languages that are compiled, in order."""
+    languages, tried = backend("bytes"), []
+    translated = languages.translate
+
+    def noting(language):
+        tried.append(language)
+        return translated(language)
+
+    monkeypatch.setattr(languages, "translate", noting)
+    return tried
+
+
+def test_only_few_branches_that_do_not_compile_are_tried(tried):
+    many = [{**TOO_LARGE, "contains": {"pattern": f"a[a{letter}]{{17}}$"}} for letter in "bcdefghi"]
+    asked = spec(an_object(**{f"k{number}": value for number, value in enumerate(many)}))
+    assert len(translate(language_of(asked), asked, backend("bytes"))[0].unenforced) == len(many)
+    assert len(tried) == 2 + 2 * 4 + 1  # the whole with its branches and without, two branches of four values
+
+
+def test_only_so_much_is_compiled_for_branches_alone(tried, monkeypatch):
+    monkeypatch.setattr(frontends, "MAX_BRANCH_BYTES", 100)
+    asked = spec(an_object(many=TOO_LARGE, a=LATE))
+    language, _ = translate(language_of(asked), asked, backend("bytes"))
+    assert sorted(map(str, language.unenforced)) == ["contains at /many", "uniqueItems at /a"]
+    assert len(tried) == 2 + 1 + 1
+
+
+def test_branches_that_are_too_large_only_together_are_not_followed(monkeypatch):
+    languages, asked = backend("bytes"), spec(an_object(a=LATE, b=DIFFERENT))
+    translated = languages.translate
+
+    def limited(language):
+        if language.branches:
+            raise TooComplex("too many instructions")
+        return translated(language)
+
+    monkeypatch.setattr(languages, "translate", limited)
+    language, _ = translate(language_of(asked), asked, languages)
+    assert list(map(str, language.unenforced)) == ["uniqueItems at /a"]
+    assert list(map(str, language.guarded)) == ["uniqueItems at /b"]
+
+
+ENDLESS = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/endless"}}
+
+
+def test_a_value_of_which_one_alternative_is_left_needs_no_branch():
+    schema = {"$defs": {"endless": ENDLESS}, "anyOf": [DIFFERENT, {"$ref": "#/$defs/endless"}]}
+    language = language_of(spec(schema))
+    assert (language.branches, list(map(str, language.guarded))) == ((), ["uniqueItems at the root"])
+    place = compile_grammar(spec(schema), backend("bytes")).start()
+    assert all(map(place.accept, b"[[2], ["))
+    assert allowed(place, VOCABULARIES["bytes"]) == [ord("1")]
 
 
 def test_tags_whose_branches_are_too_large_keep_their_other_promises():

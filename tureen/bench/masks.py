@@ -79,7 +79,8 @@ def run_masks(corpus: Path, tokenizer: Tokenizer, every: int, say: Callable[[str
     texts = sorted(_texts(corpus))[::every]
     if not texts:
         raise InvalidRequest(f"--masks {corpus}: it has no file whose name ends in .json")
-    practise()  # as before the server's workers are forked: they inherit it frozen, and collect after each constraint
+    practise()
+    # The fork server also freezes its objects, and its workers collect garbage after each constraint.
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -183,7 +183,8 @@ class Derivatives:
         atoms = {atom for own, _ in parts for atom in own}
         by_targets = {atom: tuple([own.get(atom, other) for own, other in parts]) for atom in atoms}
         num_shared = len(atoms) - len(set(by_targets.values()))
-        self.terms.spend((len(atoms) + num_shared) * len(parts))  # shared ones count: what is given up stays the same
+        # Count shared results too, so that the limit refuses the same patterns as before.
+        self.terms.spend((len(atoms) + num_shared) * len(parts))
         return _each_once(by_targets, self.terms.both), self.terms.both(other for _, other in parts)
 
     def targets(self, term: int) -> list[int]:

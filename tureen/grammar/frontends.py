@@ -10,6 +10,7 @@ from tureen.grammar.base import CompiledGrammar, GrammarSpec, Vocabulary, max_by
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.follower import LanguageCompiler
 from tureen.grammar.free_text import to_the_end, up_to
+from tureen.grammar.guard.finding import Follows, follows_all, follows_none
 from tureen.grammar.guard.guarded import load_guarded
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
@@ -29,6 +30,9 @@ PRACTICE = GrammarSpec(
 """Has what takes long the first time: the categories of Unicode 0.2 s. The formats take 0.05 s."""
 MAX_MARKER_BYTES = 1024
 MAX_CHOICES = 10_000
+MAX_BRANCH_BYTES, TOO_LARGE_BYTES = 32 << 20, 8 << 20
+"""The most bytes of the programs of all branches that are compiled alone, and the bytes that count for a branch that is
+too large. 8 MiB take up to 0.6 s of the 10 s that a constraint may take."""
 
 
 def compile_grammar(spec: GrammarSpec, compiler: LanguageCompiler) -> CompiledGrammar:
@@ -42,16 +46,44 @@ def compile_grammar(spec: GrammarSpec, compiler: LanguageCompiler) -> CompiledGr
 
 
 def translate(language: Language, spec: GrammarSpec, compiler: LanguageCompiler) -> tuple[Language, bytes]:
-    """Compiles the language of a constraint together with the branches of its guard. If that is too large, reads the
-    constraint again without branches: their keywords are then listed as unenforced, or refused if they are strict.
-    Raises GrammarError."""
+    """Compiles the language of a constraint together with the branches of its guard.
+
+    If both are too large together, reads the constraint again with only the branches that compile alone. If these are
+    too large together, reads it without branches. The keywords that need another branch are listed as unenforced, or
+    refused if they are strict. Raises GrammarError.
+    """
     try:
         return language, compiler.translate(language)
     except GrammarError:
         if not language.branches:
             raise
-    language = language_of(spec, compiler.vocabulary, branches=False)
+    compiler.translate(replace(language, branches=()))  # raises if the branches are not the reason
+    language = language_of(spec, compiler.vocabulary, follows=_CompilesAlone(compiler))
+    try:
+        return language, compiler.translate(language)
+    except GrammarError:
+        if not language.branches:
+            raise
+    language = language_of(spec, compiler.vocabulary, follows=follows_none)
     return language, compiler.translate(language)
+
+
+class _CompilesAlone:
+    """Returns whether a branch compiles alone. Refuses every branch after MAX_BRANCH_BYTES of programs."""
+
+    def __init__(self, compiler: LanguageCompiler) -> None:
+        self._compiler = compiler
+        self._bytes_left = MAX_BRANCH_BYTES
+
+    def __call__(self, branch: Language) -> bool:
+        if self._bytes_left <= 0:
+            return False
+        try:
+            self._bytes_left -= len(self._compiler.translate(branch))
+        except GrammarError:
+            self._bytes_left -= TOO_LARGE_BYTES
+            return False
+        return self._bytes_left >= 0
 
 
 def practise() -> None:
@@ -64,9 +96,9 @@ def practise() -> None:
     keep_all()
 
 
-def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None, *, branches: bool = True) -> Language:
+def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None, *, follows: Follows = follows_all) -> Language:
     """Reads a constraint. What of a schema cannot be enforced is left out, and listed, unless the constraint is strict.
-    `vocabulary`: the one that numbers of tokens are about. `branches`: see `json_schema`.
+    `vocabulary`: the one that numbers of tokens are about. `follows`: see `json_schema`.
 
     Raises GrammarError, whose message tells the client what is wrong with it.
     """
@@ -74,7 +106,7 @@ def language_of(spec: GrammarSpec, vocabulary: Vocabulary | None = None, *, bran
     _check_text(spec.text, spec.kind, max_bytes(spec.kind))
     _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_BYTES)
     try:
-        language = _language(spec, vocabulary, branches=branches)
+        language = _language(spec, vocabulary, follows=follows)
     except RecursionError:
         raise GrammarError(f"{spec.kind} is nested too deep; nest less") from None
     except MemoryError:
@@ -95,14 +127,14 @@ def _check_text(text: str, name: str, most: int) -> None:
     check_characters(text, name)
 
 
-def _language(spec: GrammarSpec, vocabulary: Vocabulary | None, *, branches: bool) -> Language:
+def _language(spec: GrammarSpec, vocabulary: Vocabulary | None, *, follows: Follows) -> Language:
     flavour: PythonFlavour = "python" if spec.unicode_classes else "python-ascii"
     match spec.kind:
         case "json_schema":
-            return json_schema(spec.text, strict=spec.strict, guards=True, branches=branches)
+            return json_schema(spec.text, strict=spec.strict, guards=True, follows=follows)
         case "structural_tag":
             return structural_tag(
-                spec.text, strict=spec.strict, vocabulary=vocabulary, flavour=flavour, branches=branches
+                spec.text, strict=spec.strict, vocabulary=vocabulary, flavour=flavour, follows=follows
             )
         case "regex":
             return Language(_whole(_regex(spec.text, flavour)))

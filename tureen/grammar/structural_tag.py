@@ -11,6 +11,7 @@ from tureen.errors import echo
 from tureen.grammar.base import Vocabulary
 from tureen.grammar.expression import EMPTY, Choice, Expression, GrammarError, Language, Repeat, Unenforced
 from tureen.grammar.free_text import endless, free_of, up_to
+from tureen.grammar.guard.finding import Follows, follows_all
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.regex_classes import PythonFlavour
@@ -44,14 +45,14 @@ def structural_tag(
     strict: bool = False,
     vocabulary: Vocabulary | None = None,
     flavour: PythonFlavour = "python-ascii",
-    branches: bool = True,
+    follows: Follows = follows_all,
 ) -> Language:
     """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`. `strict`,
-    `branches`: see `json_schema`. `vocabulary`: the one that numbers of tokens are about."""
+    `follows`: see `json_schema`. `vocabulary`: the one that numbers of tokens are about."""
     value = decoded(text, "structural_tag")
     if vocabulary is not None:
         value = with_token_texts(value, vocabulary)
-    builder = _Builder(strict, flavour, branches=branches)
+    builder = _Builder(strict, flavour, follows=follows)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
     unenforced, guarded = builder.unenforced, builder.guarded
     budgets = builder.guards.budgets
@@ -74,9 +75,9 @@ def structural_tag(
 
 
 class _Builder:
-    def __init__(self, strict: bool, flavour: PythonFlavour, *, branches: bool) -> None:
+    def __init__(self, strict: bool, flavour: PythonFlavour, *, follows: Follows) -> None:
         self.assembly = Assembly()
-        leaves = self._leaves = LeafFormats(self.assembly, strict=strict, flavour=flavour, branches=branches)
+        leaves = self._leaves = LeafFormats(self.assembly, strict=strict, flavour=flavour, follows=follows)
         self._formats = 0
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
             "const_string": leaves.const_string,

@@ -23,6 +23,7 @@ from tureen.grammar.expression import (
 )
 from tureen.grammar.free_text import any_of, endless, free_of, to_the_end, up_to
 from tureen.grammar.guard.facts import GuardNode
+from tureen.grammar.guard.finding import Follows
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, fixed
@@ -86,7 +87,7 @@ class GuardedLeaves(NamedTuple):
 class LeafFormats:
     """Makes pieces of the formats that hold no other; what they need of rules goes to `assembly`."""
 
-    def __init__(self, assembly: Assembly, *, strict: bool, flavour: PythonFlavour, branches: bool) -> None:
+    def __init__(self, assembly: Assembly, *, strict: bool, flavour: PythonFlavour, follows: Follows) -> None:
         self.unenforced: list[Unenforced] = []  # of what the schemas say
         self.guarded: list[Unenforced] = []  # what is enforced by a guard, if it can follow the tag
         self.promised: list[Unenforced] = []  # of that, what is strict
@@ -94,7 +95,7 @@ class LeafFormats:
         self._assembly = assembly
         self._strict = strict
         self._flavour = flavour
-        self._branches = branches
+        self._follows = follows
         self._languages = 0
 
     def const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -126,7 +127,7 @@ class LeafFormats:
         language, values = _at(
             path,
             lambda: tagged_schema(
-                json.dumps(schema), style, self._prefix(), excludes, strict=is_strict, branches=self._branches
+                json.dumps(schema), style, self._prefix(), excludes, strict=is_strict, follows=self._follows
             ),
         )
         self._assembly.rules.update(language.rules)
@@ -145,7 +146,7 @@ class LeafFormats:
         is_strict = self._strict if strict is None else strict
         language = _at(
             path,
-            lambda: json_schema(schema, self._prefix(), strict=is_strict, guards=True, branches=self._branches),
+            lambda: json_schema(schema, self._prefix(), strict=is_strict, guards=True, follows=self._follows),
         )
         language = without_texts(language, excludes)
         self._assembly.rules.update(language.rules)

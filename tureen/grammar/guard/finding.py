@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from math import floor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from tureen.grammar.expression import ANYTHING, Chars, Expression, GrammarError
+from tureen.grammar.expression import ANYTHING, Chars, Expression, GrammarError, Language
 from tureen.grammar.free_text import to_the_end
 from tureen.grammar.guard.facts import NOWHERE, CountedItems, GuardFacts, GuardNode, KeySet, Variant
 from tureen.grammar.regular import automaton
@@ -38,6 +38,26 @@ BEHIND = to_the_end(
 )
 """Whatever follows a value, which goes on with no number."""
 
+Follows: TypeAlias = Callable[[Language], bool]
+"""Returns whether a guard may follow a branch: the language of one alternative of a value."""
+
+
+def follows_all(_: Language) -> bool:
+    return True
+
+
+def follows_none(_: Language) -> bool:
+    return False
+
+
+TOO_MANY = "too many values have alternatives that must be told apart"
+TOO_MANY_RULES = "the alternatives that it depends on need too many rules, alone or with others"
+TOO_LARGE = "the alternatives that it depends on need too large an automaton, alone or with others"
+
+
+class _NotFollowedError(GrammarError):
+    """The guard may not follow a branch; the message is the reason, as a clause."""
+
 
 class Guarding(NamedTuple):
     """The facts of a language that a guard enforces, and for which sets of values it does not."""
@@ -45,26 +65,28 @@ class Guarding(NamedTuple):
     facts: GuardFacts | None  # None: nothing
     branches: tuple[Expression, ...]
     rules: Mapping[str, Expression]  # of the branches
-    unsure: frozenset[ValueSet]
+    unsure: Mapping[ValueSet, str]  # each with the reason if its branches are not followed, otherwise with ""
 
 
 def guarding(
-    writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool, branches: bool
+    writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool, follows: Follows
 ) -> Guarding:
     """Returns what can be guarded of the values of a set that was written: `held` has, by keyword, the sets that are
-    held to it. `is_tagged`: the properties of the whole stand in tags. `branches`: values may be followed in the
-    languages of their alternatives."""
+    held to it. `is_tagged`: the properties of the whole stand in tags. `follows` selects the branches that the guard
+    may follow."""
     every = frozenset(node for nodes in held.values() for node in nodes)
     if not every:
-        return Guarding(None, (), {}, every)
-    finder = _FactFinder(writer, root, held, is_tagged=is_tagged, branches=branches)
+        return Guarding(None, (), {}, {})
+    finder = _FactFinder(writer, root, held, is_tagged=is_tagged, follows=follows)
     try:
         finder.find()
     except GrammarError:
-        return Guarding(None, (), {}, every)
-    unsure = frozenset(node for node in every if node in finder.unsure or node not in finder.reached)
+        return Guarding(None, (), {}, dict.fromkeys(every, ""))
+    unsure = {
+        node: finder.unsure.get(node, "") for node in every if node in finder.unsure or node not in finder.reached
+    }
     facts = GuardFacts(tuple(finder.nodes)) if finder.nodes else None
-    return Guarding(facts, tuple(finder.branches), finder.rules, unsure)
+    return Guarding(facts, tuple(finder.branches.starts), finder.branches.rules, unsure)
 
 
 class _WrittenSets:
@@ -111,25 +133,57 @@ class _WrittenSets:
             yield from (self._algebra.both(keys.node, free.node) for free in shape.free)
 
 
+class _Branches:
+    """The branches that the guard follows, within the limits of all together."""
+
+    def __init__(self, writer: SchemaWriter, follows: Follows) -> None:
+        self.starts: list[Expression] = []
+        self.rules: dict[str, Expression] = {}
+        self._writer = writer
+        self._follows = follows
+        self._rules_left = MAX_BRANCH_RULES
+        self._num_seen = 0  # rules looked through
+
+    def language(self, values: Expression) -> Language:
+        """Returns the language of some values. Raises NoValueError if it is empty, and GrammarError."""
+        if self._num_seen > MAX_SEEN_RULES:
+            raise _NotFollowedError(TOO_MANY)
+        language = self._writer.finished(values)
+        self._num_seen += len(language.rules)
+        return language
+
+    def add(self, values: Language) -> int:
+        """Returns the number of the branch of some values and whatever follows them. Raises _NotFollowedError."""
+        if len(self.starts) >= MAX_BRANCHES:
+            raise _NotFollowedError(TOO_MANY)
+        start = chain((values.start, BEHIND))
+        rules = reachable(start, values.rules)
+        if len(rules) > self._rules_left:
+            raise _NotFollowedError(TOO_MANY_RULES)
+        if not self._follows(Language(start, rules)):
+            raise _NotFollowedError(TOO_LARGE)
+        self._rules_left -= len(rules)
+        self.rules.update(rules)
+        self.starts.append(start)
+        return len(self.starts) - 1
+
+
 class _FactFinder:
     """Follows the sets from the whole to those inside."""
 
     def __init__(
-        self, writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool, branches: bool
+        self, writer: SchemaWriter, root: ValueSet, held: Mapping[str, set[Any]], *, is_tagged: bool, follows: Follows
     ) -> None:
         self.nodes: list[GuardNode] = []
-        self.branches: list[Expression] = []
-        self.rules: dict[str, Expression] = {}  # of the branches
+        self.branches = _Branches(writer, follows)
         self.reached: set[ValueSet] = set()  # sets all of whose values the guard comes to
-        self.unsure: set[ValueSet] = set()  # ... unless it may come to them by another way, or not hold them to all
+        self.unsure: dict[ValueSet, str] = {}  # ... unless it may come to them by another way, or not hold them to all
         self._writer = writer
         self._root = root
         self._held = held
         self._in_tags = root.shape.objects if is_tagged and root.shape is not None else ()
         self._sets = _WrittenSets(writer, root)
         self._useful = self._sets.leading_to(node for nodes in held.values() for node in nodes)
-        self._rules_left = MAX_BRANCH_RULES if branches else -1  # for the branches
-        self._num_seen = 0  # rules looked through for them
         self._numbers: dict[ValueSet, int] = {}
         self._waiting: list[ValueSet] = []
 
@@ -156,13 +210,14 @@ class _FactFinder:
         self.nodes.append(node or GuardNode())
         return len(self.nodes) - 1
 
-    def _doubt(self, nodes: Iterable[ValueSet]) -> None:
-        """Notes that all in some sets is enforced nowhere, or only sometimes."""
+    def _doubt(self, nodes: Iterable[ValueSet], why: str = "") -> None:
+        """Notes that all in some sets is enforced nowhere, or only sometimes. `why`: the reason if their branches are
+        not followed."""
         waiting = list(nodes)
         while waiting:
             node = waiting.pop()
             if node in self._useful and node not in self.unsure:
-                self.unsure.add(node)
+                self.unsure[node] = why
                 waiting += self._sets.inside(node)
 
     def _is_held(self, node: ValueSet, keyword: str) -> bool:
@@ -193,17 +248,19 @@ class _FactFinder:
                 groups.append((own, [shape]))
             else:
                 group.append(shape)
+        possible = [own for own, _ in groups]
         if len(groups) > 1:
-            variants = self._variants(node, groups)
-            if variants is None:
-                self._doubt([node])
+            try:
+                alternatives = self._alternatives(node, groups)
+                if len(alternatives) > 1:
+                    return msgspec.structs.replace(facts, **{kind: self._variants(node, alternatives)})
+            except GrammarError as error:
+                self._doubt([node], str(error) if isinstance(error, _NotFollowedError) else "")
                 return facts
-            if len(variants) > 1:
-                return msgspec.structs.replace(facts, **{kind: tuple(variants)})
-            groups = [(self.nodes[variant.node], []) for variant in variants]
-        if not groups:
+            possible = [own for own, _ in alternatives]
+        if not possible:
             return facts
-        own = groups[0][0]
+        own = possible[0]
         names = ARRAY_FACTS if kind == "arrays" else OBJECT_FACTS
         return msgspec.structs.replace(facts, **{name: getattr(own, name) for name in names})
 
@@ -225,35 +282,25 @@ class _FactFinder:
         least, key_sets, others = free[0] if free else (own.least_keys, (), NOWHERE)
         return GuardNode(least_keys=least, keys=keys, key_sets=key_sets, others=others)
 
-    def _variants(self, node: ValueSet, groups: list[tuple[GuardNode, list[Any]]]) -> list[Variant] | None:
-        """Returns what a value can be; None where it cannot be told."""
+    def _alternatives(
+        self, node: ValueSet, groups: list[tuple[GuardNode, list[Any]]]
+    ) -> list[tuple[GuardNode, Language]]:
+        """Returns the facts and the languages of the groups that have values. Raises GrammarError."""
         if self._in_tags and node is self._root:
-            return None
-        variants = []
-        for facts, some in groups:
-            try:
-                branch = self._branch(choice(self._writer.shape_of(node, shape) for shape in some))
-            except NoValueError:
-                continue
-            except GrammarError:
-                return None
-            variants.append(Variant(self._added(facts), branch))
-        return variants
+            raise GrammarError("a value in tags is not written as JSON")
+        alternatives = []
+        for facts, shapes in groups:
+            with suppress(NoValueError):
+                language = self.branches.language(choice(self._writer.shape_of(node, shape) for shape in shapes))
+                alternatives.append((facts, language))
+        return alternatives
 
-    def _branch(self, values: Expression) -> int:
-        """Returns the number of the language of some values and whatever follows them. Raises GrammarError."""
-        if self._rules_left < 0 or len(self.branches) >= MAX_BRANCHES or self._num_seen > MAX_SEEN_RULES:
-            raise GrammarError("too many values may be several things")
-        language = self._writer.finished(values)
-        self._num_seen += len(language.rules)
-        start = chain((language.start, BEHIND))
-        rules = reachable(start, language.rules)
-        if len(rules) > self._rules_left:
-            raise GrammarError("what values may be is too large")
-        self._rules_left -= len(rules)
-        self.rules.update(rules)
-        self.branches.append(start)
-        return len(self.branches) - 1
+    def _variants(self, node: ValueSet, alternatives: list[tuple[GuardNode, Language]]) -> tuple[Variant, ...]:
+        """Returns what a value can be. Raises GrammarError."""
+        branches = [self.branches.add(language) for _, language in alternatives]
+        return tuple(
+            Variant(self._added(facts), branch) for (facts, _), branch in zip(alternatives, branches, strict=True)
+        )
 
     def _array(self, node: ValueSet, shape: ArrayShape) -> GuardNode:
         is_unique = shape.is_unique and self._is_held(node, "uniqueItems")
@@ -276,21 +323,24 @@ class _FactFinder:
             return CountedItems(
                 want.start, want.least, want.most, tidied.most, first, self._counting(tidied.rest, want)
             )
+        except _NotFollowedError as error:
+            self._doubt([node], str(error))
         except (GrammarError, ValueError):
             self._doubt([node])
-            return None
+        return None
 
     def _counting(self, item: ValueSet, want: ItemCount) -> tuple[Variant, ...]:
         """Returns what an item can be: counted or not. Raises GrammarError."""
         algebra, variants = self._writer.algebra, []
         with suppress(NoValueError):
-            inside = self._branch(self._writer.value(algebra.both(item, want.node)))
-            variants.append(Variant(NOWHERE, inside, counts=True))
+            inside = self.branches.language(self._writer.value(algebra.both(item, want.node)))
+            variants.append(Variant(NOWHERE, self.branches.add(inside), counts=True))
         if want.most is None:
             return (*variants, Variant(NOWHERE, NOWHERE))
         with suppress(NoValueError):
             outside = algebra.both(item, algebra.none_of(want.node))
-            variants.append(Variant(NOWHERE, self._branch(self._writer.value(outside))))
+            language = self.branches.language(self._writer.value(outside))
+            variants.append(Variant(NOWHERE, self.branches.add(language)))
         return tuple(variants)
 
     def _object(self, node: ValueSet, shape: ObjectShape) -> GuardNode:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.guard.facts import GuardFacts
-from tureen.grammar.guard.finding import guarding
+from tureen.grammar.guard.finding import Follows, follows_all, guarding
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
 from tureen.grammar.schema.reader import SchemaReader
@@ -28,7 +28,7 @@ def json_schema(
     leaves_out: bool = True,
     strict: bool = False,
     guards: bool = False,
-    branches: bool = True,
+    follows: Follows = follows_all,
 ) -> Language:
     """Returns the valid values as `json.dumps` writes them by default, but with characters that are not ASCII raw.
 
@@ -37,8 +37,8 @@ def json_schema(
     that is wrong, or that nothing is valid against.
 
     With `guards`, what a guard can do of what is left out is its: it is not listed in `unenforced` but in `guarded`,
-    and the language has its facts. Without `branches`, a guard enforces nothing of a value that may match several
-    alternatives.
+    and the language has its facts. `follows` selects the branches that the guard may follow: it enforces nothing of a
+    value with another one.
 
     With `leaves_out`, an object with `properties` has no other keys unless its schema speaks of such by a keyword
     (additionalProperties, patternProperties, unevaluatedProperties, propertyNames, a count): JSON Schema would have a
@@ -52,7 +52,7 @@ def json_schema(
         writer = SchemaWriter(algebra, prefix, leaves_out=leaves_out)
         language = writer.language(node)
         if guards:
-            return _guarded(language, writer, node, strict=strict, branches=branches)
+            return _guarded(language, writer, node, strict=strict, follows=follows)
         return replace(language, unenforced=unenforced.listed())
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
@@ -64,12 +64,12 @@ def _guarded(
     whole: ValueSet,
     *,
     strict: bool,
-    branches: bool,
+    follows: Follows,
     is_tagged: bool = False,
 ) -> Language:
     """Gives a language the facts for a guard; raises GrammarError if strict and something is left for neither."""
     unenforced = writer.algebra.unenforced
-    done = guarding(writer, whole, unenforced.holders, is_tagged=is_tagged, branches=branches)
+    done = guarding(writer, whole, unenforced.holders, is_tagged=is_tagged, follows=follows)
     guarded, left_out = unenforced.sorted_out(done.unsure)
     if strict and left_out:
         raise GrammarError(left_out[0].why)
@@ -86,11 +86,11 @@ def tagged_schema(
     excludes: Sequence[str] = (),
     *,
     strict: bool = False,
-    branches: bool = True,
+    follows: Follows = follows_all,
 ) -> tuple[Language, TaggedValues]:
     """Returns the valid objects with their properties in tags, in one of STYLES, and the values that are guarded.
 
-    No string and no key holds one of `excludes`, nor what ends a property. `strict`, `branches`: see json_schema,
+    No string and no key holds one of `excludes`, nor what ends a property. `strict`, `follows`: see json_schema,
     with `guards`.
     Raises GrammarError.
     """
@@ -101,7 +101,7 @@ def tagged_schema(
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
         writer = SchemaWriter(algebra, prefix, leaves_out=True)
         language = tagged(writer, node, STYLES[style], excludes)
-        language = _guarded(language, writer, node, strict=strict, branches=branches, is_tagged=True)
+        language = _guarded(language, writer, node, strict=strict, follows=follows, is_tagged=True)
         language = without_texts(language, kept_out(STYLES[style], excludes))
         return language, _tagged_values(algebra, node, language.guard)
     except RecursionError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from tureen.errors import echo
 from tureen.grammar.expression import GrammarError, SchemaError, Unenforced
 from tureen.grammar.schema.document import Document, Schema
 
@@ -76,15 +77,27 @@ class UnenforcedKeywords:
             holders.setdefault(keyword, set()).update(some)
         return holders
 
-    def sorted_out(self, unsure: Collection[Hashable]) -> tuple[tuple[Unenforced, ...], tuple[Unenforced, ...]]:
-        """Returns all that was noted: what a guard enforces that is sure of all values but those of some sets, and
-        what nothing does."""
+    def sorted_out(self, unsure: Mapping[Any, str]) -> tuple[tuple[Unenforced, ...], tuple[Unenforced, ...]]:
+        """Returns all that was noted: what a guard enforces, and what nothing does.
+
+        `unsure`: the sets of values of which the guard is not sure, each with the reason. The reason "" is the one that
+        was noted.
+        """
         guarded: list[Unenforced] = []
         left: list[Unenforced] = []
         for key, item in self._listed():
-            is_guarded = key not in self._hopeless and self._holders[key].isdisjoint(unsure)
-            (guarded if is_guarded else left).append(item)
+            reasons = {unsure[holder] for holder in self._holders.get(key, ()) if holder in unsure}
+            if key in self._hopeless or "" in reasons:
+                left.append(item)
+            elif reasons:
+                left.append(item._replace(why=self._explained(item, min(reasons))))
+            else:
+                guarded.append(item)
         return tuple(guarded), tuple(left)
+
+    def _explained(self, item: Unenforced, reason: str) -> str:
+        instead = 'Simplify the schema or leave "strict" out' if self._strict else "Simplify the schema"
+        return f'"{item.keyword}" cannot be enforced: {reason}. {instead} (at {echo(item.schema)})'
 
     def attempt(self, make: Callable[[], T], otherwise: T, origin: Origin | None = None) -> T:
         """Returns what `make` makes; `otherwise`, and the keyword is noted, where it cannot be made. Raises

@@ -48,8 +48,8 @@ In 4 bits (`--quantization int4`), with a context of {context} tokens. A GGUF fi
 {table}
 
 - **Needs** is what `tureen show` counts, for the same settings. **Machine** is the smallest memory of which it takes at
-  most {free} %: the system needs the rest. None of 25 shapes took more memory than `tureen show` said
-  ([results](../bench/results/2026-11-30-memory-of-shapes.json)).
+  most {free} %: the system needs the rest. None of 25 measured shapes took more memory
+  than `tureen show` said ([performance](performance.md#shapes-of-todays-models)).
 - **Reads** is what a token reads: the weights that act, and the KV cache of {short} tokens. A model with experts
   (`A3B`: 3 billion of 30 act) needs much memory and reads little.
 - **tok/s** is {reached} % of the bandwidth divided by that. {reached} % is what one stream reached on the machine of

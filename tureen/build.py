@@ -30,6 +30,7 @@ from tureen.engine.embedding import EmbeddingEngine
 from tureen.engine.engine import Engine
 from tureen.engine.guessing import Guesser
 from tureen.engine.loop import SteppedEngine
+from tureen.engine.pacing import Pacer
 from tureen.engine.queue import Schedule
 from tureen.engine.scheduler import Drafters
 from tureen.errors import StartupError, TureenError
@@ -320,6 +321,9 @@ def _text_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
+    if config.itl_goal_ms is not None:
+        engine.rows.pacer = pacer = Pacer(config.itl_goal_ms / 1000, config.chunked_prefill_size)
+        engine.scheduler.token_budget = pacer.token_budget
     if config.speculative and generates and runner.capacity().takes_guesses:
         engine.rows.guesser = guesser = Guesser(native.require())
         engine.scheduler.drafters = Drafters(guesser.guess, None if draft is None else guesser.draft)

@@ -449,17 +449,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _meta("scheduling TOKENS", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1),
     ] = 512
+    itl_goal_ms: Annotated[
+        Positive | None, _meta("scheduling", "Goal for the time between a stream's tokens: docs/operations.md.")
+    ] = None
     speculative: Annotated[bool, _meta("scheduling", "Guess repeating tokens if that is faster.")] = True
     draft_model: Annotated[
         str | None, _meta("scheduling MODEL", "Small model of the same vocabulary: docs/speculative-decoding.md.")
     ] = None
     schedule_policy: Annotated[
         Literal["fair", "fcfs", "lpm"],
-        _meta(
-            "scheduling",
-            "Least served client first (without named clients: fcfs); first come, first served; or longest cached "
-            "prefix first.",
-        ),
+        _meta("scheduling", "Least served client first (one client: fcfs), first come, or longest cached prefix."),
     ] = "fair"
     enable_priority_scheduling: Annotated[
         bool, _meta("scheduling", "Honour the requests' priority: higher first; lower is preempted first.")

@@ -101,7 +101,7 @@ class Guesser:
 
     def guess(self, sequence: Sequence, most: int, num_rows: int) -> tuple[int, ...]:
         """Returns guesses of the next tokens, at most `most`, in a step over `num_rows` rows that draw."""
-        times = self._times.get(_bucket(num_rows))
+        times = self._times.get(bucket(num_rows))
         worth = 1.0 if times is None else MARGIN * times.cost * num_rows  # a step without guesses is measured first
         if worth >= 1:
             return ()
@@ -123,7 +123,7 @@ class Guesser:
         """Returns the draft model's guesses of sequences that repeat nothing, at most `most[i]` of `asking[i]`, in a
         step over `num_rows` rows that draw."""
         guesses: list[tuple[int, ...]] = [()] * len(asking)
-        times = self._times.get(_bucket(num_rows))
+        times = self._times.get(bucket(num_rows))
         model = self.draft_model
         if model is None or times is None:
             return guesses
@@ -174,7 +174,7 @@ class Guesser:
         if all(row.sample and row.num_known == 1 for row in plan.rows):
             seconds = self._clock() - start_s
             num_guesses = sum(row.num_drafts for row in plan.rows)
-            if num_guesses and (times := self._times.get(_bucket(len(plan.rows)))):
+            if num_guesses and (times := self._times.get(bucket(len(plan.rows)))):
                 num_right = sum(len(output.token_ids) - 1 for output in outputs if output.token_ids)
                 self.saved_s += times.plain_s * (1 + num_right / len(plan.rows)) - seconds
             self._learn(len(plan.rows), num_guesses, seconds)
@@ -220,8 +220,8 @@ class Guesser:
         return guesses
 
     def _learn(self, num_rows: int, num_guesses: int, seconds: float) -> None:
-        bucket, first_cost = _bucket(num_rows), FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows)
-        plain_s, cost = self._times.get(bucket, (seconds, first_cost))
+        rows, first_cost = bucket(num_rows), FIRST_COST / (FIRST_BASE + FIRST_COST * num_rows)
+        plain_s, cost = self._times.get(rows, (seconds, first_cost))
         if num_guesses:
             seen = min(max(0.0, seconds / plain_s - 1) / num_guesses, 1.0)  # more: something else delayed the step
             cost += RATE * (seen - cost)
@@ -231,7 +231,7 @@ class Guesser:
             self._drafted.fade(1 - DRIFT)
             if self.draft_model is not None:
                 self.draft_model.fade(1 - DRIFT)
-        self._times[bucket] = GuessCost(plain_s, cost)
+        self._times[rows] = GuessCost(plain_s, cost)
 
 
 def _space(sequence: Sequence) -> tuple[str, str, str]:
@@ -239,6 +239,6 @@ def _space(sequence: Sequence) -> tuple[str, str, str]:
     return sequence.request.client, *sequence.request.cache_space
 
 
-def _bucket(num_rows: int) -> int:
+def bucket(num_rows: int) -> int:
     """Returns the bucket of a number of rows. Steps of one bucket take about the same time."""
     return num_rows if num_rows <= 16 else 16 * num_rows.bit_length()

@@ -10,6 +10,7 @@ from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner, Slot
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.guessing import Guesser
+from tureen.engine.pacing import Pacer
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
@@ -30,12 +31,13 @@ class RowRunner:
         self._cache = cache
         self._num_failed_steps = 0  # in a row
         self.guesser: Guesser | None = None  # runs each step, to measure it
+        self.pacer: Pacer | None = None  # the same
 
     def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
         """Runs a step. Returns the output of each row. Raises RequestFailed if the runner seems to be permanently
         broken."""
         try:
-            outputs = self._run(plan) if self.guesser is None else self.guesser.run(plan, self._run)
+            outputs = self._guessed(plan) if self.pacer is None else self.pacer.run(plan, self._guessed)
         except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
             log.warning(
                 "a step of %d rows failed (%s); running them one at a time", len(plan.rows), type(error).__name__
@@ -84,6 +86,9 @@ class RowRunner:
         finally:
             self._cache.close(table)
         return True
+
+    def _guessed(self, plan: StepPlan) -> tuple[RowOutput, ...]:
+        return self._run(plan) if self.guesser is None else self.guesser.run(plan, self._run)
 
     def _run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
         masks = None

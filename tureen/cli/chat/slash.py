@@ -14,6 +14,7 @@ from tureen.cli.chat.connection import ChatError
 from tureen.cli.chat.conversation import Conversation, Cost, Message, load
 from tureen.cli.places import counted
 from tureen.contract.params import SamplingParams
+from tureen.errors import InvalidRequest
 from tureen.files import read_regular
 
 NOT_SETTINGS = ("n", "custom_params", "stream_interval")
@@ -44,7 +45,7 @@ class Done(NamedTuple):
 def run(line: str, conversation: Conversation) -> Done:
     """Runs `/command rest`. Raises ChatError, for an unknown one too."""
     name, _, rest = line[1:].partition(" ")
-    command = COMMANDS.get(name)
+    command = COMMANDS.get("exit" if name in EXITS else name)
     if command is None:
         raise ChatError(
             f"/{name} is not a command; /help lists them. To send a message that begins with a slash, write //"
@@ -144,12 +145,15 @@ def do_exit(conversation: Conversation, rest: str) -> Done:
     return Done(ends=True)
 
 
+EXITS = ("bye", "quit")
+"""Other names of `exit`, which Ollama's users type."""
+
 COMMANDS = {
     "help": Command("", "shows these lines", do_help),
-    "system": Command("TEXT", "the system prompt; without TEXT shows it, off takes it away", do_system),
+    "system": Command("TEXT", "the system prompt; without TEXT: show it; off removes it", do_system),
     "set": Command(
         "NAME VALUE",
-        "a sampling parameter, such as temperature 0.2; VALUE off = the server's; alone shows them",
+        "a sampling parameter, such as temperature 0.2; VALUE off = the server's; without arguments: show them",
         do_set,
     ),
     "schema": Command("FILE", "answers are JSON of this JSON schema from now on; off ends that", do_schema),
@@ -188,14 +192,19 @@ def _setting(name: str, text: str) -> Any:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         value = text
-    faults = []
     for candidate in (value, text, [value]):
         try:
             msgspec.convert({field: candidate}, SamplingParams, str_keys=True)
             return candidate
-        except msgspec.ValidationError as error:
-            faults.append(str(error).partition(" - at ")[0])
-    raise ChatError(f"/set {name} {text}: {faults[0]}", field=name)
+        except msgspec.ValidationError:
+            continue
+    from tureen.requests.body import convert  # noqa: PLC0415 - the chat starts sooner without
+
+    try:
+        convert({field: value}, SamplingParams)
+    except InvalidRequest as error:
+        raise ChatError(error.message, field=name) from None
+    return value
 
 
 def _schema(path: Path) -> dict[str, Any]:

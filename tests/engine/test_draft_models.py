@@ -74,6 +74,7 @@ def make_engine(folders, drafting, **settings):
         device = resolve_device("cpu", config.num_threads)
         loaded = load_draft(source, config, device, lambda *_: None, runner.capacity())
         guesser.draft_model = DraftModel(loaded, runner.capacity().vocab_size, 16, clock=lambda: 0.0)
+        guesser.draft_model.expect(1.0)
         engine.scheduler.drafters = Drafters(lambda sequence, most, num_rows: (), guesser.draft)
     return engine
 

@@ -90,6 +90,7 @@ class Repeating:
         self.token_ids = list(token_ids)
         self.request = make_request(**request)
         self.terms = SimpleNamespace(num_prompt=num_prompt)
+        self.num_left = 99
 
 
 def timed_guesser(seconds):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from itertools import chain, count, repeat
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from byte_tokenizer import EOS
-from test_draft_models import SAME, Given, folders, make_engine, run
+from samples import some
+from test_draft_models import OTHER, SAME, Given, folders, make_engine, requests_of, run
 from world import make_request
 
 from tureen.contract.runner import NAN_LOGITS, FinishedStep, RowOutput, StepOutput
@@ -87,6 +89,17 @@ def test_guesses_that_are_never_offered_are_wrong_guesses(folders, output):
     request = msgspec.structs.replace(once(100), grammar=GrammarSpec("regex", "[0-9]{100}"), grammar_field="regex")
     run(engine, [request])
     assert 0 < len(rounds) < 20
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("drafting", [SAME, OTHER])
+@pytest.mark.parametrize("seed", some(range(40, 80), 4))
+def test_two_sources_of_guesses_change_no_token(folders, drafting, seed):
+    engine, _ = drafting_engine(folders, drafting, max_total_tokens=160)
+    requests = requests_of(random.Random(seed))
+    for _ in range(2):
+        assert run(engine, requests) == run(make_engine(folders, None), requests)
+    assert engine.stats().total_guessed_tokens > 0
 
 
 def test_a_draft_model_that_does_not_pay_leaves_guesses_from_repeated_text(folders):

@@ -37,9 +37,16 @@ def test_a_parameter_takes_values_of_its_type(typed, value):
 def test_a_parameter_refuses_another_value_and_keeps_what_it_was(typed):
     name = typed.split()[0]
     conversation = Conversation(settings={name: 1})
-    with pytest.raises(ChatError, match=rf"/set {typed}: Expected"):
+    with pytest.raises(
+        ChatError, match=rf"^{name} must be a (whole )?number( [<>]=? [\d.]+)?, got {typed.split()[1]}$"
+    ):
         slash.run(f"/set {typed}", conversation)
     assert conversation.settings == {name: 1}
+
+
+@pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
+def test_the_words_of_ollama_s_users_end_the_chat_too(word):
+    assert slash.run(word, Conversation()).ends
 
 
 class Server:

@@ -299,6 +299,19 @@ def test_adapters_are_folders_and_have_the_model_s_name(capsys, tmp_path):
     assert any("not from GGUF files" in reason for reason in reasons)
 
 
+def test_a_draft_model_is_named_as_the_model_is(capsys, tmp_path):
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    status, reasons, command = described(capsys, tmp_path, "FROM smollm2\nDRAFT ./small.gguf\n")
+    assert status == 0
+    assert f"--draft-model {tmp_path}/small.gguf" in command
+    assert any("DRAFT ./small.gguf" in reason and "same vocabulary" in reason for reason in reasons)
+    _, _, command = described(capsys, tmp_path, "FROM smollm2\nDRAFT hf.co/a/b\n")
+    assert "--draft-model a/b" in command
+    status, reasons, _ = described(capsys, tmp_path, "FROM smollm2\nDRAFT ./missing.gguf\n")
+    assert status == 1
+    assert any("DRAFT ./missing.gguf: no such file" in reason for reason in reasons)
+
+
 def test_known_marks_are_those_of_the_built_in_templates():
     assert [mark for mark, name in MARKS.items() if name and mark not in BUILT_IN[name]] == []
 

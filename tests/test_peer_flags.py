@@ -188,6 +188,18 @@ def own_field(flag: str) -> str:
         ("vllm serve m -tp 1 --enforce-eager --no-enforce-eager -O3", {"model_path": "m"}),
         ("vllm serve m --dtype half --seed 7", {"model_path": "m", "dtype": "float16", "random_seed": 7}),
         ("vllm serve m --quantization awq", {"model_path": "m"}),
+        ("vllm serve m --spec-model head --spec-method eagle", {"model_path": "m"}),
+        (
+            "sglang serve --model-path m --speculative-draft-model-path head --speculative-algorithm EAGLE3",
+            {"model_path": "m"},
+        ),
+        (
+            "sglang serve --model-path m --speculative-draft-model head --speculative-draft-model-revision v2",
+            {"model_path": "m"},
+        ),
+        ("llama-server -m m.gguf -md small.gguf", {"model_path": "m.gguf", "draft_model": "small.gguf"}),
+        ("llama-server -m m.gguf -hfd a/b --draft-max 8", {"model_path": "m.gguf", "draft_model": "a/b:Q4_K_M"}),
+        ("llama-server -m m.gguf --spec-draft-hf a/b:Q8_0", {"model_path": "m.gguf", "draft_model": "a/b:Q8_0"}),
         ("vllm serve m --no-enable-prefix-caching", {"model_path": "m", "disable_radix_cache": True}),
         (
             "vllm serve m --structured-outputs-config.backend xgrammar",

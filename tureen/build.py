@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +46,7 @@ from tureen.media.loader import MediaLoader
 from tureen.registry import declared, declaring, unsupported
 from tureen.runner import draft as draft_loading
 from tureen.runner.kinds import ENCODERS, is_encoder, judge_of, model_kind
+from tureen.runner.kv_pool import NO_DRAFT, DraftNeed
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.runner.parts import files_of
@@ -67,8 +69,8 @@ from tureen.weights.source import (
 )
 
 if TYPE_CHECKING:
-    from tureen.contract.runner import Capacity, Runner
-    from tureen.runner.native import DraftNeed
+    from tureen.contract.runner import Runner
+    from tureen.runner.model_runner import ModelRunner
     from tureen.runner.shared_weights import SharedWeights
 
 
@@ -309,7 +311,7 @@ def _text_engine(
     started = time.monotonic()
     draft = None if config.draft_model is None else _find_draft(config, Model(source, tokenizer), progress)
     config, generates = _as_trained(config, source, hf_config), model_kind(source) == "generator"
-    runner = load_runner(source, config, progress=progress, shared=shared, draft=draft and draft.need)
+    runner = load_runner(source, config, progress=progress, shared=shared, draft=draft.need if draft else NO_DRAFT)
     eos_token_ids = tuple(sorted({*hf_config.get("eos_token_id", ()), *tokenizer.eos_token_ids}))
     engine = Engine(
         runner,
@@ -321,26 +323,24 @@ def _text_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
-    if config.itl_goal_ms is not None:
-        engine.rows.pacer = pacer = Pacer(config.itl_goal_ms / 1000, config.chunked_prefill_size)
-        engine.scheduler.token_budget = pacer.token_budget
-    if config.speculative and generates and runner.capacity().takes_guesses:
-        engine.rows.guesser = guesser = Guesser(native.require())
-        engine.scheduler.drafters = Drafters(guesser.guess, None if draft is None else guesser.draft)
-        if draft is not None:
-            guesser.draft_model = _load_draft(config, draft, runner.capacity(), progress)
-    if runner.processors is not None:
-        engine.preparing.client_code.allow(runner.processors)
-    engine.preparing.check = runner.check
-    budget = MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config)))
-    engine.preparing.grammars.share(budget)
-    engine.preparing.client_code.share(budget)
     kept: dict[str, str] = {}
-    if config.kv_disk is not None:
-        from tureen.tiers.attach import attach  # noqa: PLC0415 - few servers keep pages
+    with _closed_on_failure(engine):
+        if config.itl_goal_ms is not None:
+            engine.rows.pacer = pacer = Pacer(config.itl_goal_ms / 1000, config.chunked_prefill_size)
+            engine.scheduler.token_budget = pacer.token_budget
+        if config.speculative and generates and runner.capacity().takes_guesses:
+            _let_guess(engine, config, runner, draft, progress)
+        if runner.processors is not None:
+            engine.preparing.client_code.allow(runner.processors)
+        engine.preparing.check = runner.check
+        budget = MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config)))
+        engine.preparing.grammars.share(budget)
+        engine.preparing.client_code.share(budget)
+        if config.kv_disk is not None:
+            from tureen.tiers.attach import attach  # noqa: PLC0415 - few servers keep pages
 
-        kept = attach(engine, runner, config, tokenizer.all_token_bytes())
-    _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
+            kept = attach(engine, runner, config, tokenizer.all_token_bytes())
+        _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
     seconds = time.monotonic() - started
     adapters = engine.adapters.paths()
     info = _describe(
@@ -357,16 +357,30 @@ def _find_draft(config: Config, target: Model, progress: Progress) -> Draft:
     try:
         source, tokenizer = find_model(settings, progress=progress)
     except StartupError as error:
-        raise StartupError(f"--draft-model {config.draft_model}: {error.message}", field="draft_model") from None
+        advice = error.message.replace("--model-path", "--draft-model")
+        raise StartupError(f"--draft-model {config.draft_model}: {advice}", field="draft_model") from None
     vocabularies = target.tokenizer.all_token_bytes(), tokenizer.all_token_bytes()
     draft_loading.check_models(config, (target.source, source), vocabularies)
     return Draft(source, settings, draft_loading.need_of(source, settings))
 
 
-def _load_draft(config: Config, draft: Draft, target: Capacity, progress: Progress) -> DraftModel:
-    """Raises StartupError."""
-    runner = draft_loading.load_draft(draft.source, draft.settings, target, draft.need, progress)
-    return DraftModel(runner, target.vocab_size, config.chunked_prefill_size)
+def _let_guess(engine: Engine, config: Config, target: ModelRunner, draft: Draft | None, progress: Progress) -> None:
+    """Makes the engine guess tokens, also with the draft model if there is one. Raises StartupError."""
+    engine.rows.guesser = guesser = Guesser(native.require())
+    if draft is not None:
+        runner = draft_loading.load_draft(draft.source, draft.settings, target, draft.need, progress)
+        guesser.draft_model = DraftModel(runner, target.capacity().vocab_size, config.chunked_prefill_size)
+    engine.scheduler.drafters = Drafters(guesser.guess, None if draft is None else guesser.draft)
+
+
+@contextmanager
+def _closed_on_failure(engine: Engine) -> Iterator[None]:
+    """Closes the engine if the rest of its start fails: its helper processes would live on."""
+    try:
+        yield
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:

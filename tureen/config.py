@@ -454,7 +454,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     speculative: Annotated[bool, _meta("scheduling", "Guess repeating tokens if that is faster.")] = True
     draft_model: Annotated[
-        str | None, _meta("scheduling MODEL", "Small model of the same vocabulary: docs/speculative-decoding.md.")
+        str | None, _meta("scheduling MODEL", "Guess tokens with this smaller model of the same vocabulary.")
     ] = None
     schedule_policy: Annotated[
         Literal["fair", "fcfs", "lpm"],

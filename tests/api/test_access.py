@@ -196,8 +196,8 @@ def test_one_key_alone_opens_everything():
     ("headers", "said"),
     [
         ({}, "; send the header 'Authorization: Bearer KEY'"),
-        ({"authorization": "Bearer wrong"}, "in the header Authorization is wrong"),
-        ({"x-api-key": "wrong"}, "in the header Authorization is wrong"),
+        ({"authorization": "Bearer wrong"}, "the key that was sent is wrong"),
+        ({"x-api-key": "wrong"}, "the key that was sent is wrong"),
         ({"authorization": "Basic d3Jvbmc="}, "not of the form 'Bearer KEY'"),
         ({"authorization": USER_KEY}, "not of the form 'Bearer KEY'"),
     ],

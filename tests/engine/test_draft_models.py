@@ -72,8 +72,9 @@ def make_engine(folders, drafting, **settings):
         guesser._times = {num_rows: GuessCost(1.0, 0.0) for num_rows in range(1, 10)}
         source = folder_source(folders / str(drafting))
         device = resolve_device("cpu", config.num_threads)
-        loaded = load_draft(source, config, device, lambda *_: None, runner.capacity())
+        loaded = load_draft(source, config, device, lambda *_: None, runner)
         guesser.draft_model = DraftModel(loaded, runner.capacity().vocab_size, 16, clock=lambda: 0.0)
+        guesser.draft_model.expect(1.0)
         engine.scheduler.drafters = Drafters(lambda sequence, most, num_rows: (), guesser.draft)
     return engine
 

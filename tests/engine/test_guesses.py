@@ -90,6 +90,7 @@ class Repeating:
         self.token_ids = list(token_ids)
         self.request = make_request(**request)
         self.terms = SimpleNamespace(num_prompt=num_prompt)
+        self.num_left = 99
 
 
 def timed_guesser(seconds):
@@ -283,3 +284,18 @@ def test_the_second_of_two_equal_answers_takes_fewer_steps():
     assert world.answers["first"].token_ids == world.answers["second"].token_ids == list(coming)
     assert steps[2] - steps[1] < (steps[1] - steps[0]) / 2
     assert world.engine.stats().total_saved_s > 0
+
+
+def test_drafted_guesses_and_those_from_repeated_text_are_scored_apart():
+    guesser, step = timed_guesser(lambda tokens: tokens)
+    step(1, 0)
+    sequence = Repeating()
+    guesses = guesser._of(sequence)
+    guesser._drafting = {sequence: 3}
+    step(1, 3, 0, sequence)
+    assert guesses.repeated.chance(0.5) == 0.5
+    assert guesses.drafted.chance(0.5) < 0.5
+    after = guesses.drafted.chance(0.5)
+    step(1, 3, 3, sequence)
+    assert guesses.repeated.chance(0.5) > 0.5
+    assert guesses.drafted.chance(0.5) == after

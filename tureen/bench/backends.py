@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import msgspec
@@ -225,6 +226,8 @@ def _message(error: object) -> str:
 async def _get(connection: ClientConnection, path: str) -> dict[str, Any]:
     """Returns the JSON object at `path`; an empty one when there is none."""
     status, body = await connection.request("GET", path)
+    if status == HTTPStatus.UNAUTHORIZED:
+        raise BenchError(f"the server at {connection.address.url} wants an API key; give --api-key KEY")
     try:
         answer = msgspec.json.decode(body) if status == 200 else {}
     except msgspec.DecodeError:

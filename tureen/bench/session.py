@@ -231,7 +231,7 @@ class _Session:
         result.memory_mib = memory(target.pid)
         result.memory_reads = reads
         self.outcome.results.append(result)
-        self.say(f"{result.workload} · {result.target} · {result.seconds:.1f} s · {result.total_tok_s:.0f} tok/s")
+        self.say(f"{result.workload} · {result.target} · {result.seconds:.1f} s · {result.output_tok_s:.0f} tok/s")
         return result
 
     def _turns(self, targets: list[TargetServer]) -> Iterator[tuple[int, TargetServer]]:

@@ -160,7 +160,7 @@ def _created(
 def _models(
     instructions: Sequence[Instruction], folder: Path, config: Config
 ) -> tuple[list[str], list[Note], list[str], str]:
-    """Returns the flags, notes and faults of the FROM instructions, and the model's name."""
+    """Returns the flags, notes and faults of the FROM and DRAFT instructions, and the model's name."""
     arguments: list[str] = []
     notes: list[Note] = []
     faults: list[str] = []
@@ -175,6 +175,14 @@ def _models(
         elif named and not fault:
             arguments += ["--mmproj" if is_projector else "--model-path", named]
             model = model if is_projector else named
+    for value in (each.value for each in instructions if each.name == "DRAFT"):
+        named, note, fault = _model_of(value, folder, config, "DRAFT ")
+        notes += note
+        faults += fault
+        if not fault:
+            arguments += ["--draft-model", named]
+            why = "it needs the native CPU kernels and the same vocabulary"
+            notes.append(Note("becomes", f"DRAFT {value}", ("--draft-model", named), why))
     return arguments, notes, faults, model
 
 
@@ -213,7 +221,7 @@ def _settings_of(instructions: Sequence[Instruction], name: str, folder: Path) -
             settings.append(Given(each.key, f"PARAMETER {each.key}", each.value, line=each.line))
         elif each.name == "ADAPTER":
             settings.append(Given("ADAPTER", "ADAPTER", f"{name}={folder / each.value}", line=each.line))
-        elif each.name in ("LICENSE", "REQUIRES", "RENDERER", "PARSER", "DRAFT"):
+        elif each.name in ("LICENSE", "REQUIRES", "RENDERER", "PARSER"):
             settings.append(Given(each.name, each.name, each.value, line=each.line))
     if stops:
         settings.append(Given("stop", "PARAMETER stop", json.dumps(stops), line=f"PARAMETER stop {' '.join(stops)}"))

@@ -288,8 +288,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tuple[str, ...],
         Meta(
             max_length=MAX_BAD_WORDS,
-            description="Words that are not written: of the tokens of each, with a space before it and without, the "
-            "last is not drawn after the others. At most 1024, of 32768 characters together.",
+            description="Forbidden words. The last token of each, written with and without a space before it, is not "
+            "drawn after the others. At most 1024, of 32768 characters together.",
             extra_json_schema=WORDS,
         ),
     ] = ()

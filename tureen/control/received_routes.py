@@ -34,9 +34,9 @@ Partial = Annotated[bool, Meta(description="Weights that have not arrived keep t
 class BeginBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /begin_weight_update` and vLLM's `/start_weight_update`."""
 
-    selector: Annotated[Literal["all", "target"], Meta(description="Models to update: there is no draft model.")] = (
-        "all"
-    )
+    selector: Annotated[
+        Literal["all", "target"], Meta(description="Both values update the model. The draft model is never updated.")
+    ] = "all"
     is_checkpoint_format: Annotated[
         Literal[True], Meta(description="Must be true: names and shapes are those of the checkpoint.")
     ] = True
@@ -64,7 +64,7 @@ class TensorBody(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["auto", "direct"] | None, Meta(description="Safetensors say all; there are no other formats.")
     ] = None
     flush_cache: Cached = True
-    disable_draft_model: Annotated[bool | None, Meta(description="There is no draft model.")] = None
+    disable_draft_model: Annotated[bool | None, Meta(description="The draft model is never updated.")] = None
 
 
 class SafetensorsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,12 +9,18 @@ from itertools import takewhile
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from tureen.cache.manager import PageTable
 from tureen.contract.params import without_history
 from tureen.contract.runner import Batch, Row, RowOutput, Runner, SlotState
+from tureen.contract.types import NO_TOKEN
 from tureen.engine.sequence import Sequence as Generation
 
 RATE = 0.1  # of the moving averages of times
+MOST_SLOWER = 4  # a round that takes more than this multiple of the known time was delayed by something else
+FIRST_ROUND_COST, FIRST_TOKEN_COST = 0.1, 0.02
+"""The assumed time of a round, and of a token that is caught up on, in plain steps, until they are measured."""
 MOST_CATCHING_UP = 4  # tokens of a row in a round whose time is that of a guess
+MOST_TOKENS = 64  # of a round, because the requests that run wait for those who catch up
 
 
 class Written(NamedTuple):
@@ -39,18 +45,19 @@ class DraftModel:
     def __init__(
         self, runner: Runner, vocab_size: int, token_budget: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`vocab_size`: of the engine's model. `token_budget`: maximum tokens of a round."""
+        """`vocab_size`: of the engine's model. `token_budget`: of a step, which a round does not exceed either."""
         capacity = runner.capacity()
         self._runner = runner
         self._page_size, self._context_len = capacity.page_size, capacity.context_len
         self._vocab_size = min(vocab_size, capacity.vocab_size)
-        self._token_budget = token_budget
+        self._token_budget = min(token_budget, MOST_TOKENS)
         self._clock = clock
         self._written: dict[int, Written] = {}  # by page
         self._prefixes = WeakKeyDictionary[Generation, list[int]]()  # hash of all tokens before each page
+        self._verified = WeakKeyDictionary[Generation, tuple[PageTable, tuple[int, ...]]]()
         self._slots = WeakValueDictionary[int, Generation]()
         self.round_s: dict[int, float] = {}  # of a round that computes few tokens a row, by the number of rows
-        self.token_s = 0.0  # of a token that is caught up on; 0: not measured
+        self.token_s = 0.0  # of a token that is caught up on
 
     def num_missing(self, sequence: Generation) -> int:
         """Return the number of tokens that must be computed before the first guess: at least 1, the last one."""
@@ -64,46 +71,55 @@ class DraftModel:
     def draft(self, asking: Sequence[Generation], counts: Sequence[int]) -> list[tuple[int, ...]]:
         """Return at most `counts[i]` guesses of `asking[i]`, which holds pages for that many more tokens.
 
-        A sequence that lacks more tokens than the budget allows gets no guesses yet.
+        A sequence gets no guesses while it lacks more tokens than a round computes. The last guess is NO_TOKEN if the
+        draft model failed for this row, or drew a token that the engine's model does not have.
         """
         guesses: list[list[int]] = [[] for _ in asking]
         turns = self._first_turns(asking)
         while turns:
             for turn, output in zip(turns, self._run(asking, turns), strict=True):
                 self._note(asking[turn.of], turn.start, turn.token_ids)
-                if turn.draws and output.token_ids and output.token_ids[0] < self._vocab_size:
-                    guesses[turn.of].append(output.token_ids[0])
+                if turn.draws:
+                    token_id = output.token_ids[0] if output.token_ids else NO_TOKEN
+                    guesses[turn.of].append(token_id if token_id < self._vocab_size else NO_TOKEN)
             turns = [
                 Turn(turn.of, turn.start + len(turn.token_ids), guessed[-1:], draws=True)
                 for turn in turns
-                if (guessed := guesses[turn.of]) and self._continues(asking[turn.of], turn, guessed, counts)
+                if (guessed := guesses[turn.of])
+                and len(guessed) < counts[turn.of]
+                and not _ends(asking[turn.of], guessed)
             ]
         return [tuple(guessed) for guessed in guesses]
 
-    def fade(self, share: float) -> None:
-        """Reduce the measured times to this share, so that a model that once was too slow is tried again."""
-        self.token_s *= share
-        for num_rows in self.round_s:
-            self.round_s[num_rows] *= share
+    def expect(self, plain_s: float, share: float = 0.0) -> None:
+        """Move the known times by `share` towards the assumed ones, so that a slow model is tried again; set them if
+        none are known. `plain_s`: the time of a step without guesses."""
+        if not self.round_s:
+            self.round_s[1], self.token_s = FIRST_ROUND_COST * plain_s, FIRST_TOKEN_COST * plain_s
+        self.token_s += share * (FIRST_TOKEN_COST * plain_s - self.token_s)
+        for num_rows, known_s in self.round_s.items():
+            self.round_s[num_rows] = known_s + share * (FIRST_ROUND_COST * plain_s - known_s)
+
+    def expected_s(self, num_rows: int) -> float:
+        """Return the time of a round over this number of rows, or over the nearest number that is known."""
+        return self.round_s[min(self.round_s, key=lambda known: abs(known - num_rows))]
 
     def clear(self) -> None:
         """Drop all that was computed, and return its memory to the system."""
         self._written.clear()
+        self._verified.clear()
         self._runner.call("forget")
 
     def close(self) -> None:
         self._runner.close()
 
-    @staticmethod
-    def _continues(sequence: Generation, turn: Turn, guessed: list[int], counts: Sequence[int]) -> bool:
-        is_new = turn.start + len(turn.token_ids) == sequence.num_tokens + len(guessed) - 1  # else no token was drawn
-        is_end = guessed[-1] in sequence.terms.end_token_ids
-        return is_new and not is_end and len(guessed) < counts[turn.of]
-
     def _first_turns(self, asking: Sequence[Generation]) -> list[Turn]:
+        """Return the turns of the first round: those who catch up get the rest of the budget."""
         turns, budget = [], self._token_budget
-        for index, sequence in enumerate(asking):
-            start = self._num_known(sequence)
+        missing = [self.num_missing(sequence) for sequence in asking]
+        for index in sorted(range(len(asking)), key=missing.__getitem__):
+            sequence = asking[index]
+            start = sequence.num_tokens - missing[index]
             end = min(start + budget, sequence.num_tokens)
             token_ids = sequence.token_ids[start:end]
             if token_ids and max(token_ids) < self._vocab_size:  # a client may send ids that only the model has
@@ -127,17 +143,19 @@ class DraftModel:
 
     def _learn(self, turns: list[Turn], seconds: float) -> None:
         if max(len(turn.token_ids) for turn in turns) <= MOST_CATCHING_UP:
-            known_s = self.round_s.get(len(turns), seconds)
-            self.round_s[len(turns)] = known_s + RATE * (seconds - known_s)
-            return
-        each_s = seconds / sum(len(turn.token_ids) for turn in turns)
-        self.token_s += (RATE if self.token_s else 1.0) * (each_s - self.token_s)
+            self.round_s[len(turns)] = _learned(self.expected_s(len(turns)), seconds)
+        else:
+            self.token_s = _learned(self.token_s, seconds / sum(len(turn.token_ids) for turn in turns))
 
     def _num_known(self, sequence: Generation) -> int:
         """Return how many leading tokens, without the last one, the draft model's pages hold."""
         assert sequence.table is not None
-        token_ids, count = sequence.token_ids, 0
-        for prefix, page in zip(self._prefixes_of(sequence), sequence.table.pages, strict=False):
+        token_ids, table = sequence.token_ids, sequence.table
+        verified = self._verified_pages(sequence, table)
+        num_verified = len(verified)
+        count = num_verified * self._page_size
+        prefixes = self._prefixes_of(sequence)[num_verified:]
+        for prefix, page in zip(prefixes, table.pages[num_verified:], strict=False):
             written = self._written.get(page)
             if written is None or written.prefix != prefix:
                 break
@@ -147,7 +165,14 @@ class DraftModel:
             count += num_equal
             if num_equal < self._page_size:
                 break
+        self._verified[sequence] = table, table.pages[: count // self._page_size]
         return min(count, len(token_ids) - 1)
+
+    def _verified_pages(self, sequence: Generation, table: PageTable) -> tuple[int, ...]:
+        """Return the leading pages that were compared before: no other sequence writes to them while the table has
+        them."""
+        known_table, pages = self._verified.get(sequence, (table, ()))
+        return pages if known_table is table and table.pages[: len(pages)] == pages else ()
 
     def _prefixes_of(self, sequence: Generation) -> list[int]:
         prefixes, size = self._prefixes.setdefault(sequence, [0]), self._page_size
@@ -167,6 +192,14 @@ class DraftModel:
                 self._written[pages[index]] = Written(prefix, [])
             held = self._written[pages[index]].token_ids
             held[offset:] = [token_id]
+
+
+def _ends(sequence: Generation, guessed: list[int]) -> bool:
+    return guessed[-1] == NO_TOKEN or guessed[-1] in sequence.terms.end_token_ids
+
+
+def _learned(known_s: float, seconds: float) -> float:
+    return known_s + RATE * (min(seconds, MOST_SLOWER * known_s) - known_s)
 
 
 def _are_equal(pair: tuple[int, int]) -> bool:

@@ -65,9 +65,11 @@ class RowRunner:
         if self._cache.tier is not None:
             self._cache.tier.close()
         self._grammars.close()
-        self._runner.close()
-        if self.guesser is not None:
-            self.guesser.close()
+        try:
+            self._runner.close()
+        finally:
+            if self.guesser is not None:
+                self.guesser.close()
 
     def _can_compute(self) -> bool:
         """Returns whether the runner can compute a token of our own; True if no page is free for this test."""

@@ -21,9 +21,11 @@ RESUME_HEADROOM = 64
 Drafter = Callable[[Sequence, int, int], tuple[int, ...]]
 """A function that guesses the next tokens of a sequence: at most the first number, in a step in which the second number
 of rows draw. Guesses change no output, only the speed."""
-BatchDrafter = Callable[[list[Sequence], list[int], int], list[tuple[int, ...]]]
-"""A function that guesses for several sequences at once: at most that many tokens of each, in a step in which the
-number of rows draw. Each has pages for its guesses."""
+Grow = Callable[[Sequence, int], bool]
+"""A function that takes pages for that many more tokens of a sequence. Returns False if too few are available."""
+BatchDrafter = Callable[[list[Sequence], int, int, Grow], list[tuple[int, ...]]]
+"""A function that guesses for several sequences at once: at most the first number of tokens of all, in a step in which
+the second number of rows draw. It takes the pages for its guesses."""
 MOST_KNOWN = 16
 """Maximum known tokens of a row for which a draft model guesses. The first token after a prompt is not delayed."""
 
@@ -32,7 +34,7 @@ class Drafters(NamedTuple):
     """The functions that guess tokens."""
 
     each: Drafter
-    batch: BatchDrafter | None = None  # for the sequences for which the first has no guess
+    batch: BatchDrafter | None = None  # asked first
 
 
 class StepPlan(NamedTuple):
@@ -132,10 +134,8 @@ class Scheduler:
         budget = self.token_budget(0) - sum(len(row.token_ids) for row in plan.rows)
         num_rows = sum(row.sample for row in plan.rows)
         budget = min(budget, len(self.running) + len(self._free_slots) + SPARE_DRAWS - num_rows)
-        num_guesses, without = _offer(plan, self.cache, drafters.each, budget, num_rows)
-        if drafters.batch is not None and without:
-            num_guesses += _draft(plan, self.cache, drafters.batch, without, budget - num_guesses)
-        self.num_guesses += num_guesses
+        num_drafted = 0 if drafters.batch is None else _draft(plan, self.cache, drafters.batch, budget, num_rows)
+        self.num_guesses += num_drafted + _offer(plan, self.cache, drafters.each, budget - num_drafted, num_rows)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         """Removes a sequence that has ended. See CacheManager.close for `distrust_from`."""
@@ -287,35 +287,36 @@ class Scheduler:
         return request.when_idle, -request.priority if self._by_priority else 0
 
 
-def _offer(plan: StepPlan, cache: CacheManager, drafter: Drafter, budget: int, num_rows: int) -> tuple[int, list[int]]:
-    """Adds guesses to the rows. Returns how many, and the indices of rows that could take guesses but got none."""
-    num_guesses, without = 0, []
+def _offer(plan: StepPlan, cache: CacheManager, drafter: Drafter, budget: int, num_rows: int) -> int:
+    """Adds guesses to the rows that have none. Returns how many."""
+    num_guesses = 0
     for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
-        most = min(budget - num_guesses, sequence.terms.max_tokens - sequence.num_tokens - 1)
-        if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
-            continue
-        added = _add_guesses(plan, cache, index, drafter(sequence, most, num_rows)[:most])
-        num_guesses += added
-        if not added:
-            without.append(index)
-    return num_guesses, without
+        most = min(budget - num_guesses, sequence.num_left - 1)
+        if most > 0 and _may_guess(sequence, row):
+            num_guesses += _add_guesses(plan, cache, index, drafter(sequence, most, num_rows)[:most])
+    return num_guesses
 
 
-def _draft(plan: StepPlan, cache: CacheManager, drafter: BatchDrafter, without: list[int], budget: int) -> int:
-    """Adds the guesses of a draft model to the rows at these indices. Returns how many."""
-    asking = [index for index in without if plan.rows[index].num_known <= MOST_KNOWN]
-    if budget < len(asking) or not asking:
+def _draft(plan: StepPlan, cache: CacheManager, drafter: BatchDrafter, budget: int, num_rows: int) -> int:
+    """Adds the guesses of a draft model. Returns how many."""
+    asking = [
+        index
+        for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True))
+        if sequence.num_left > 1 and row.num_known <= MOST_KNOWN and _may_guess(sequence, row)
+    ]
+    if budget <= 0 or not asking:
         return 0
-    most = []
-    for index in asking:
-        sequence = plan.sequences[index]
-        count = min(budget // len(asking), sequence.terms.max_tokens - sequence.num_tokens - 1)
+
+    def grow(sequence: Sequence, count: int) -> bool:
         assert sequence.table is not None
-        has_room = cache.grow(sequence.table, sequence.num_tokens + min(count, cache.page_size))
-        most.append(min(count, cache.page_size) if has_room else 0)
-    num_rows = sum(row.sample for row in plan.rows)
-    drafted = drafter([plan.sequences[index] for index in asking], most, num_rows)
+        return cache.grow(sequence.table, sequence.num_tokens + count)
+
+    drafted = drafter([plan.sequences[index] for index in asking], budget, num_rows, grow)
     return sum(_add_guesses(plan, cache, index, guesses) for index, guesses in zip(asking, drafted, strict=True))
+
+
+def _may_guess(sequence: Sequence, row: Row) -> bool:
+    return sequence.table is not None and not row.num_drafts and sequence.takes_guesses(row)
 
 
 def _add_guesses(plan: StepPlan, cache: CacheManager, index: int, guesses: tuple[int, ...]) -> int:

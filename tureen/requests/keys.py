@@ -92,7 +92,7 @@ def _why_refused(authorization: bytes, needed: str) -> str:
         return f"{needed}; send the header 'Authorization: Bearer KEY'"
     if authorization[: len(SCHEME)].lower() != SCHEME.lower():
         return f"{needed}, but the header Authorization is not of the form 'Bearer KEY'"
-    return f"{needed}, and the key in the header Authorization is wrong; check it for a typing error"
+    return f"{needed}, and the key that was sent is wrong; check it for typos"
 
 
 def load_keys(config: Config) -> Keys:

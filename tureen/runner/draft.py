@@ -8,19 +8,19 @@ import msgspec
 
 from tureen.config import Config
 from tureen.config_facts import has_ranks
-from tureen.contract.runner import Capacity
 from tureen.devices.base import resolve_device
 from tureen.errors import StartupError
 from tureen.log import Progress, get_logger
 from tureen.runner import loading
 from tureen.runner.backend import native_fault
 from tureen.runner.kinds import model_kind
-from tureen.runner.kv_pool import state_bytes
+from tureen.runner.kv_pool import DraftNeed, state_bytes
 from tureen.weights.source import ModelSource, model_config
 
 if TYPE_CHECKING:
     from tureen.runner.model_runner import ModelRunner
-    from tureen.runner.native import DraftNeed
+
+KINDS = {"embedder": "an embedding model", "classifier": "a classifier"}
 
 log = get_logger("runner")
 
@@ -45,7 +45,7 @@ def draft_config(config: Config) -> Config:
 
 
 def check_settings(config: Config) -> None:
-    """Raises StartupError for a setting that does not go with --draft-model."""
+    """Raises StartupError for a setting that cannot be combined with --draft-model."""
     for is_set, flag in (
         (not config.speculative, "--no-speculative"),
         (has_ranks(config), "--tensor-parallel-size and --pipeline-parallel-size above 1"),
@@ -53,7 +53,7 @@ def check_settings(config: Config) -> None:
         (config.model_impl == "transformers", "--model-impl transformers"),
     ):
         if is_set:
-            raise refused(config, f"it does not go with {flag}; leave one of the two out")
+            raise refused(config, f"it cannot be combined with {flag}; remove one of the two")
     if fault := native_fault(config, resolve_device(config.device, config.num_threads)):
         raise refused(config, f"draft models need the native kernels: {fault}")
 
@@ -65,12 +65,12 @@ def check_models(
     for source, role in zip(models, ("the served model", "the draft model"), strict=True):
         kind = model_kind(source)
         if kind != "generator":
-            raise refused(config, f"{role}, {source.name}, is of the kind {kind}; both must generate text")
+            raise refused(config, f"{role}, {source.name}, is {KINDS[kind]}; both models must generate text")
         if state_bytes(loading.describe(model_config(source))):
             raise refused(
                 config,
-                f"{role}, {source.name}, has recurrent layers, from whose states wrong guesses cannot be removed; "
-                "both must have attention in every layer",
+                f"{role}, {source.name}, has recurrent layers. Their state cannot be rolled back after a wrong guess; "
+                "both models must have attention in every layer",
             )
     own, other = vocabularies
     if own != other:
@@ -84,22 +84,26 @@ def check_models(
 
 
 def need_of(source: ModelSource, config: Config) -> DraftNeed:
-    """Returns the bytes of the draft model. Raises StartupError."""
-    from tureen.runner import native  # noqa: PLC0415 - few servers have a draft model
+    """Returns the bytes of the draft model. Reads headers only. Raises StartupError."""
+    from tureen.kernels.cpu.native import require  # noqa: PLC0415 - few servers have a draft model
+    from tureen.runner import native  # noqa: PLC0415
 
-    return native.draft_need(source, config)
+    kernels, model = require(), loading.describe(model_config(source))
+    kv_per_token = native.bytes_of_kv(kernels, config, model).together().in_pages
+    return DraftNeed(native.weight_bytes(kernels, source, config, model), kv_per_token)
 
 
 def load_draft(
-    source: ModelSource, config: Config, target: Capacity, need: DraftNeed, progress: Progress
+    source: ModelSource, config: Config, target: ModelRunner, need: DraftNeed, progress: Progress
 ) -> ModelRunner:
-    """Loads the draft model of a model with the capacity `target`. Raises StartupError."""
+    """Loads the draft model of the model that `target` runs. Raises StartupError."""
     from tureen.runner import native  # noqa: PLC0415 - few servers have a draft model
 
     runner = native.load_draft(source, config, resolve_device(config.device, config.num_threads), progress, target)
+    bounds = target.capacity()
     log.info(
-        "draft model %s: the weights take %d MiB, and its part of the KV cache %d MiB",
-        source.name, need.weights >> 20, need.kv_per_token * target.num_pages * target.page_size >> 20,
+        "that memory includes the draft model %s: %d MiB of weights and up to %d MiB of KV cache",
+        source.name, need.weights >> 20, need.kv_per_token * bounds.num_pages * bounds.page_size >> 20,
     )  # fmt: skip
     return runner
 

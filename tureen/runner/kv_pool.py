@@ -55,6 +55,16 @@ class KvBytes(NamedTuple):
         return min(num_pages, -(-self.window_tokens // page_size) + num_pages // WINDOW_SHARE)
 
 
+class DraftNeed(NamedTuple):
+    """The bytes that a draft model takes."""
+
+    weights: int
+    kv_per_token: int  # of the pool, which is as large as the model's
+
+
+NO_DRAFT = DraftNeed(0, 0)
+
+
 def window_tokens(config: Config, model: ModelConfig) -> int:
     """Returns the number of tokens that one sequence needs window pages for; 0: all layers share one pool.
 

@@ -15,6 +15,7 @@ from tureen.log import Progress, get_logger, no_progress
 from tureen.media.families import is_family, sees, why_blind
 from tureen.runner.backend import native_fault, uses_native, uses_ranks
 from tureen.runner.heads import layers_of
+from tureen.runner.kv_pool import NO_DRAFT, DraftNeed
 from tureen.runner.model_runner import ModelRunner
 from tureen.weights import gguf_widen
 from tureen.weights.source import ModelSource, model_config
@@ -32,11 +33,11 @@ def load_runner(
     *,
     progress: Progress = no_progress,
     shared: SharedWeights | None = None,
-    draft: Any = None,
+    draft: DraftNeed = NO_DRAFT,
 ) -> ModelRunner:
     """Loads a model that is on disk, for the device and the kernels that the settings ask for. `shared`: where native
-    kernels find or leave weights that other engines use, too. `draft`: the DraftNeed of a draft model, for which memory
-    is left. Raises StartupError."""
+    kernels find or leave weights that other engines use, too. `draft`: the memory to leave for a draft model. Raises
+    StartupError."""
     device = resolve_device(config.device, config.num_threads)
     if uses_ranks(config):
         _refuse_beside_ranks(config)
@@ -49,8 +50,7 @@ def load_runner(
     if uses_ranks(config):
         runner = _load("tureen.runner.ranks", source, config, device, progress)
     elif uses_native(config, device):
-        needs = () if draft is None else (draft,)
-        runner = _load("tureen.runner.native", source, config, device, progress, shared, *needs)
+        runner = _load("tureen.runner.native", source, config, device, progress, shared, draft)
     else:
         if device.type == "cpu" and config.kernels != "torch":
             fault = native_fault(config, device)

@@ -65,6 +65,7 @@ class ModelRunner:
         self._capacity = capacity
         self.encoder: Encoder | None = None  # where the model sees
         self.head: list[HeadLayer] = []  # applied to each hidden state that is asked for
+        self.pool: Any = None  # threads of the native kernels, which a draft model uses too
         self.check: Callable[[], None] | None = None  # raises when a process that belongs to the runner is lost
         self._model = model
         self._parts = parts

@@ -22,7 +22,7 @@ from tureen.log import Progress, get_logger, no_progress
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
 from tureen.runner.graphs import TapeForward, record
-from tureen.runner.kv_pool import KvBytes, plan_capacity, window_tokens, with_windows
+from tureen.runner.kv_pool import NO_DRAFT, DraftNeed, KvBytes, plan_capacity, window_tokens, with_windows
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned, origin_of
 from tureen.runner.parts import ForwardParts, rope_facts
@@ -173,42 +173,23 @@ class NativeForwardFactory:
         trim()
 
 
-class DraftNeed(NamedTuple):
-    """The bytes that a draft model takes."""
-
-    weights: int
-    kv_per_token: int  # of the pool, which is as large as the model's
-
-
-NO_DRAFT = DraftNeed(0, 0)
-
-
-def draft_need(source: ModelSource, config: Config) -> DraftNeed:
-    """Returns the bytes of a draft model. Reads headers only. Raises StartupError."""
-    kernels, model = native.require(), loading.describe(model_config(source))
-    per_token = bytes_of_kv(kernels, config, model).together().in_pages
-    return DraftNeed(weight_bytes(kernels, source, config, model), per_token)
-
-
 def load_draft(
-    source: ModelSource, config: Config, device: DeviceInfo, progress: Progress, target: Capacity
+    source: ModelSource, config: Config, device: DeviceInfo, progress: Progress, target: ModelRunner
 ) -> ModelRunner:
-    """Loads a draft model whose KV cache has the pages of `target`, the capacity of the model that it guesses for.
-    Raises StartupError."""
-    model = loading.describe(model_config(source))
+    """Loads a draft model. Its KV cache has as many pages as that of `target`, the model that it guesses for, and it
+    computes with the same threads. Raises StartupError."""
+    model, bounds = loading.describe(model_config(source)), target.capacity()
     capacity = Capacity(
-        num_pages=target.num_pages,
-        page_size=target.page_size,
-        max_rows=target.max_rows,
+        num_pages=bounds.num_pages,
+        page_size=bounds.page_size,
+        max_rows=bounds.max_rows,
         vocab_size=model.vocab_size,
-        context_len=min(target.context_len, model.context_len),
+        context_len=min(bounds.context_len, model.context_len),
         hidden_size=model.hidden_size,
     )
-    pool = _pool(native.require(), device.num_threads, adapts=config.num_threads is None)
-    parts = ForwardParts(
-        NativeForwardFactory(pool, device, model, capacity, _kv_dtype(config), progress), source, config
-    )
-    sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
+    factory = NativeForwardFactory(target.pool, device, model, capacity, _kv_dtype(config), progress)
+    parts = ForwardParts(factory, source, config)
+    sampler = make_sampler(config, model.vocab_size, NativeArithmetic(target.pool))
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
 
 
@@ -232,11 +213,17 @@ def load_runner(
     weight_bytes = draft.weights + (plan[1] if plan else 0)
     cache_bytes = cache_bytes._replace(in_pages=cache_bytes.in_pages + draft.kv_per_token)
     capacity = plan_capacity(config, model, kv_bytes=cache_bytes, weight_bytes=weight_bytes, device=device)
-    capacity = msgspec.structs.replace(capacity, takes_guesses=capacity.num_states == 0)
+    capacity = msgspec.structs.replace(
+        capacity,
+        takes_guesses=capacity.num_states == 0,
+        kv_bytes_per_token=capacity.kv_bytes_per_token - draft.kv_per_token,
+    )
     factory = NativeForwardFactory(pool, device, model, capacity, kv_dtype, progress, plan, shared)
     parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
-    return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
+    runner = ModelRunner(parts.assemble(), sampler, capacity, model, parts)
+    runner.pool = pool
+    return runner
 
 
 def _origin(source: ModelSource, config: Config, kernels: ModuleType) -> str:

@@ -330,7 +330,7 @@ def test_choices_are_versions_a_completion_continues_and_settings_stand_side_by_
     page.wait_for_selector("article.assistant .switcher:has-text('2 / 2')")
     assert page.locator("details.reasoning").count() == 0
     drop_a_file(page)
-    page.wait_for_selector(".toast >> text=does not see pictures")
+    page.wait_for_selector(".toast >> text=does not accept pictures")
 
     page.on("request", lambda request: sent.append(request) if request.url.endswith("/chat/completions") else None)
     set_fields(page, n=2)

@@ -163,7 +163,7 @@ def test_a_key_is_asked_for_where_the_server_wants_one(show):
         page.wait_for_selector("dialog >> text=API key")
         page.fill("#key", "wrong")
         page.press("#key", "Enter")
-        page.wait_for_selector("dialog .fault >> text=in the header Authorization is wrong")
+        page.wait_for_selector("dialog .fault >> text=the key that was sent is wrong")
         page.fill("#key", "s3cret")
         page.press("#key", "Enter")
         page.wait_for_selector("dialog", state="detached")

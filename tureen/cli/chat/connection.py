@@ -112,6 +112,9 @@ class ServerAddress:
             return connection, answer
         text = answer.read()
         connection.close()
+        if answer.status == http.HTTPStatus.UNAUTHORIZED:
+            wrong = "another API key" if "Authorization" in self._headers else "an API key"
+            raise ChatError(f"the server at {self.url} wants {wrong}; give --api-key KEY or set TUREEN_API_KEY")
         try:
             raise _error(json.loads(text))
         except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ class Done(NamedTuple):
 def run(line: str, conversation: Conversation) -> Done:
     """Runs `/command rest`. Raises ChatError, for an unknown one too."""
     name, _, rest = line[1:].partition(" ")
-    command = COMMANDS.get(name)
+    command = COMMANDS.get("exit" if name in EXITS else name)
     if command is None:
         raise ChatError(
             f"/{name} is not a command; /help lists them. To send a message that begins with a slash, write //"
@@ -144,12 +145,19 @@ def do_exit(conversation: Conversation, rest: str) -> Done:
     return Done(ends=True)
 
 
+EXPECTED = re.compile(r"Expected `(?P<kind>\w+)[^`]*`(?P<bound> [<>]=? [\d.]+)?.*")
+KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a text", "array": "a list"}
+"""Names of types in msgspec's errors -> words."""
+
+EXITS = ("bye", "quit")
+"""Other names of `exit`, which Ollama's users type."""
+
 COMMANDS = {
     "help": Command("", "shows these lines", do_help),
-    "system": Command("TEXT", "the system prompt; without TEXT shows it, off takes it away", do_system),
+    "system": Command("TEXT", "the system prompt; without TEXT: show it; off removes it", do_system),
     "set": Command(
         "NAME VALUE",
-        "a sampling parameter, such as temperature 0.2; VALUE off = the server's; alone shows them",
+        "a sampling parameter, such as temperature 0.2; VALUE off = the server's; without arguments: show them",
         do_set,
     ),
     "schema": Command("FILE", "answers are JSON of this JSON schema from now on; off ends that", do_schema),
@@ -194,8 +202,13 @@ def _setting(name: str, text: str) -> Any:
             msgspec.convert({field: candidate}, SamplingParams, str_keys=True)
             return candidate
         except msgspec.ValidationError as error:
-            faults.append(str(error).partition(" - at ")[0])
-    raise ChatError(f"/set {name} {text}: {faults[0]}", field=name)
+            faults.append(str(error))
+    raise ChatError(f"{name} must be {EXPECTED.sub(_in_words, faults[0], count=1)}, got {text}", field=name)
+
+
+def _in_words(expected: re.Match[str]) -> str:
+    """Returns the words for a type and its bound in an error of msgspec."""
+    return KINDS.get(expected["kind"], expected["kind"]) + (expected["bound"] or "")
 
 
 def _schema(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ const share = (value) => `${(value * 100).toFixed(value < 0.1 ? 1 : 0)} %`;
 const PLOTS = [
   { name: "Output", about: "Tokens that all requests generate in a second.", unit: "tokens/s", format: rate, series: [["output_tokens_per_s", ""]] },
   { name: "Prompts", about: "Prompt tokens that the server takes in a second, those from the prefix cache included.", unit: "tokens/s", format: rate, series: [["prompt_tokens_per_s", ""]] },
-  { name: "Requests", about: "Running requests get tokens now. Waiting requests need room first.", unit: "", format: count, series: [["num_running", "running"], ["num_waiting", "waiting"]] },
+  { name: "Requests", about: "Running requests are being computed. Waiting requests need free memory first.", unit: "", format: count, series: [["num_running", "running"], ["num_waiting", "waiting"]] },
   { name: "KV cache held by requests", about: "The share of the KV cache that running requests need. Near 100 %, new requests wait.", unit: "", format: share, most: 1, series: [["kv_share", ""]] },
   { name: "Time to first token", about: "The time from the arrival of a request to its first token. 95 % of the requests were faster than the second figure.", unit: "", format: time, series: [["ttft_mean_s", "mean"], ["ttft_p95_s", "95 %"]] },
   { name: "Time between tokens", about: "The time from one token of an answer to the next. 95 % of the gaps were shorter than the second figure.", unit: "", format: time, series: [["itl_mean_s", "mean"], ["itl_p95_s", "95 %"]] },

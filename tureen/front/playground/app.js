@@ -191,8 +191,20 @@ function requestAnswer(parent, { conversation = state.current, made = making(con
 
 async function send() {
   await ready;
-  if (runningHere().length || composer.isEmpty()) return;
+  if (runningHere().length || composer.isEmpty() || hasUnread()) return;
   requestAnswer(add(state.current, shown(state.current).at(-1) ?? null, { role: "user", ...composer.take() }));
+}
+
+/** Returns whether a setting has a value that cannot be read; shows it then. */
+function hasUnread() {
+  const [field] = byId("fields").getElementsByClassName("unread");
+  if (!field) return false;
+  announce(`Not sent: ${field.querySelector(".fault").textContent}`);
+  selectTab(byId("tab-settings"));
+  toggle("inspector", true);
+  field.closest("details").open = true;
+  field.querySelector("input, textarea, select").focus();
+  return true;
 }
 
 const stop = () => { for (const { stopping } of runningHere()) stopping.abort(); state.compare?.stop(); };
@@ -203,8 +215,8 @@ const leaving = (act) => (node) => { act(node); byId("stage").focus({ preventScr
 const actions = {
   view: () => state.view,
   modelName: () => byId("model").value || "Model",
-  select(node) { select(state.current, node); save(); turns.show(state.current, shown(state.current)); },
-  regenerate: leaving((node) => requestAnswer(parentOf(state.current, node))),
+  select(node) { select(state.current, node); save(); turns.show(state.current, shown(state.current)); showToken(null); },
+  regenerate: leaving((node) => { if (!hasUnread()) { requestAnswer(parentOf(state.current, node)); showToken(null); } }),
   retry: leaving((node) => { if (!node.made.kept.length) node.made = making(state.current, explain.get()); answer(state.current, node); }),
   retryLater: leaving((node) => answer(state.current, node, { isPatient: true })),
   goOn: leaving((node) => goOn(state.current, node)),
@@ -246,7 +258,8 @@ const parentCalls = (node) => before(state.current, node).filter((one) => one.ro
 async function showToken(conversation, node, index) {
   const panel = byId("panel-token");
   if (!conversation) {
-    panel.replaceChildren(make("p", { class: "muted" }, "Show answers as tokens, and choose one: here is why it was chosen, and what else could have been."));
+    state.explained = null;
+    panel.replaceChildren(make("p", { class: "muted" }, "Show answers as tokens and choose a token. This panel then shows why it was drawn, and its alternatives."));
     return;
   }
   selectTab(byId("tab-token"));
@@ -272,7 +285,7 @@ async function branch(conversation, node, index, candidate) {
   if (candidate) kept.push({ id: candidate.token_id, text: candidate.text, logprob: null, by: "user" });
   const settings = { ...node.made.settings }, held = constraintsOf(state.parameters).filter((one) => settings[one.name] !== undefined);
   for (const one of held) delete settings[one.name];
-  if (held.length) announce("The constraint was about a whole answer: the branch goes on without it.");
+  if (held.length) announce("The constraint applies to whole answers only. This branch continues without it.");
   try {
     const keptText = await textOf(kept.map((token) => token.id), node.made.model);
     if (state.deleted.has(conversation)) return;

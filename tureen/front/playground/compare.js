@@ -5,6 +5,7 @@ import { add, create } from "./conversation.js";
 import { making, run } from "./answer.js";
 import { showMarkdown } from "./markdown.js";
 import { settingsForm } from "./fields.js";
+import { labelOf } from "./labels.js";
 import { showFigures } from "./turns.js";
 import { tokenList } from "./tokens.js";
 
@@ -49,7 +50,7 @@ export function compareView(context) {
     const { node, output } = column;
     showFigures(column.figures, node.figures);
     column.note.hidden = node.state !== "failed" && node.state !== "lost";
-    column.note.textContent = node.state === "lost" ? "The connection was lost. Trying to go on …" : node.error;
+    column.note.textContent = node.state === "lost" ? "Connection lost. Reconnecting …" : node.error;
     if (context.view() === "tokens" && node.tokens.length) {
       if (!column.list) {
         column.list = tokenList(node, (index) => context.explain(column.own, node, index));
@@ -95,6 +96,6 @@ export function compareView(context) {
 }
 
 function summary(settings) {
-  const parts = Object.entries(settings).map(([name, value]) => `${name} ${typeof value === "object" ? "…" : value}`);
+  const parts = Object.entries(settings).map(([name, value]) => `${labelOf(name)} ${typeof value === "object" ? "…" : value}`);
   return parts.join(", ") || "defaults";
 }

@@ -61,7 +61,7 @@ export function composerOf({ canSee, onChange }) {
       const isPicture = file.type.startsWith("image/") && file.type !== "image/svg+xml";
       const most = isPicture ? MAX_PICTURE_BYTES : MAX_TEXT_BYTES;
       if (isPicture && isCompletion) announce("A completion takes only text.");
-      else if (isPicture && !canSee()) announce("This model does not see pictures.");
+      else if (isPicture && !canSee()) announce("This model does not accept pictures.");
       else if (file.size > most) announce(`${file.name} is larger than ${most >> 20} MB.`);
       else if (isPicture) wanted.pictures.push(await dataUrl(file));
       else {

@@ -102,7 +102,7 @@ export function connection(state, { onLearnt, onModels, isWaiting }) {
       event.preventDefault();
       setKey(field.value.trim());
       shownDialog.close();
-      if (await connect()) announce("The server takes this key");
+      if (await connect()) announce("The server accepts this key");
       onLearnt();
     });
     field.focus();

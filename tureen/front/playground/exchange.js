@@ -19,7 +19,7 @@ export function fromFile(text) {
   } catch (error) {
     throw new Error(`This file is not JSON: ${error.message}`);
   }
-  if (read?.form !== FORM || !Array.isArray(read.conversations)) throw new Error("This file has no conversations of the playground.");
+  if (read?.form !== FORM || !Array.isArray(read.conversations)) throw new Error("This file contains no playground conversations.");
   return read.conversations.map((one, index) => checked(one, index));
 }
 

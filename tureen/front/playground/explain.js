@@ -5,7 +5,7 @@ import { rowsOf, sentencesOf } from "./stages.js";
 import { percent, spelled } from "./tokens.js";
 
 const CHOSEN = {
-  draw: "Drawn: the random number fell into its share.",
+  draw: "Drawn at random, by the probabilities that the stages left.",
   best: "The best one: the temperature is 0.",
   grammar: "Forced: the constraint left no other token.",
   budget: "Forced: the limit of the reasoning was reached.",
@@ -58,7 +58,7 @@ export function explanationView(node, index, explanation, onTake) {
   const why = token.by === "user" ? "Taken by you, when the answer was branched." : token.kept ? "Kept from the answer that was branched." : CHOSEN[explanation?.chosen_by ?? token.by] || "";
   const facts = make("dl", { class: "facts" }, ...[["token", token.id], ["place", index + 1]].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
   const parts = [make("div", { class: "chosen-token" }, spelled(token.text)), make("p", {}, why), facts];
-  if (explanation?.guessed) parts.push(make("p", { class: "muted" }, "Speculation had guessed it; it was drawn all the same."));
+  if (explanation?.guessed) parts.push(make("p", { class: "muted" }, "Guessed by speculative decoding, and confirmed by the draw."));
   if (explanation?.stages?.length) {
     let isTaking = false;
     const take = async (candidate) => {

@@ -39,6 +39,9 @@ export function boundsOf(kind) {
   return parts.join(", ");
 }
 
+/** Returns a text whose parts in backticks are code. */
+const withCode = (text) => text.split("`").map((part, index) => (index % 2 ? make("code", {}, part) : part));
+
 /** Reads what was typed: {value}, undefined for nothing; or {fault}. */
 export function parse(kind, text) {
   if (text.trim() === "") return { value: undefined };
@@ -100,7 +103,7 @@ export function settingsForm(parameters, settings, onChange, mode, prefix = "fie
     const input = control(parameter, id, settings[parameter.name], standard);
     const slider = hasRange(parameter) ? make("input", { type: "range", min: least(kind), max: endOf(parameter), step: (endOf(parameter) - least(kind)) / SLIDER_STEPS, value: settings[parameter.name] ?? parameter.defaults[mode], "aria-label": `${labelOf(parameter.name)}, slider`, tabindex: -1 }) : null;
     const fault = make("p", { class: "fault", role: "alert", hidden: true });
-    const about = make("p", { class: "about", id: `${id}-about` }, parameter.meaning, make("span", { class: "bounds" }, boundsOf(kind)));
+    const about = make("p", { class: "about", id: `${id}-about` }, ...withCode(parameter.meaning), make("span", { class: "bounds" }, boundsOf(kind)));
     const clear = button("default", () => { input.value = ""; read(); input.focus(); }, { class: "clear", hidden: true, "aria-label": `${labelOf(parameter.name)}: back to the default` });
     const element = make("div", { class: "field" }, make("div", { class: "field-head" }, make("label", { for: id }, labelOf(parameter.name), " ", make("code", {}, parameter.name)), clear), make("div", { class: "field-input" }, input, slider), fault, about);
     function show(message) {
@@ -117,6 +120,7 @@ export function settingsForm(parameters, settings, onChange, mode, prefix = "fie
     function read() {
       const { value, fault: message } = parse(kind, input.value);
       show(message || "");
+      element.classList.toggle("unread", Boolean(message));
       if (message) return;
       if (value === undefined) delete settings[parameter.name];
       else settings[parameter.name] = value;

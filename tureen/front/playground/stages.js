@@ -53,7 +53,7 @@ function sentence(explanation, stage, earlier) {
 
 function ofModel(candidates, probabilities, place) {
   const best = bestOf(probabilities), p = percent(probabilities[place]);
-  if (best === place) return `The model gives ${quoted(candidates[place])} ${p}. No token has more.`;
+  if (best === place) return `The model gives ${quoted(candidates[place])} ${p}, the highest probability.`;
   return `The model gives ${quoted(candidates[place])} ${p}. ${quoted(candidates[best])} has the most, ${percent(probabilities[best])}.`;
 }
 

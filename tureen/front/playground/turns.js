@@ -161,7 +161,7 @@ class Turn {
   note() {
     const { node, actions } = this, again = () => button("Try again", () => actions.retry(node));
     if (node.state === "waiting") return make("p", { class: "note" }, actions.isLoading(node) ? `${node.made.model} is being loaded …` : "Waiting for the first token …");
-    if (node.state === "lost") return make("p", { class: "note bad", role: "status" }, node.tokens.length ? "The connection was lost. Trying to go on …" : "The server does not answer. The page asks again until it does …");
+    if (node.state === "lost") return make("p", { class: "note bad", role: "status" }, node.tokens.length ? "Connection lost. Reconnecting …" : "The server does not answer. The page tries again until it does …");
     if (node.state === "failed") return make("p", { class: "note bad", role: "alert" }, node.error, " ", again(), ...(node.isDown ? [" ", button("Retry when the server is back", () => actions.retryLater(node))] : []));
     if (node.state === "stopped") return make("p", { class: "note" }, "Stopped.");
     if (node.finish === "length") return this.cutNote();

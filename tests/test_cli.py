@@ -326,12 +326,15 @@ def test_models_lists_an_empty_folder(tmp_path, capsys):
     assert "LlamaForCausalLM" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("API_KEYS", "API_KEY"), ("PRTO", "PORT"), ("HSOT", "HOST")])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("TUREEN_API_KEYS", "API_KEY"), ("TUREEN_PRTO", "PORT"), ("TUREEN_HSOT", "HOST"), ("TRUEEN_PORT", "PORT")],
+)
 def test_a_mistyped_variable_is_refused_with_its_setting_and_nothing_else_is_said_of_it(wrong, right, capsys):
-    environment = {f"TUREEN_{wrong}": "k"}
+    environment = {wrong: "k", "TURN_PORT": "3478", "TURBINE_HOST": "b"}
     with pytest.raises(StartupError) as refused:
         load({}, environment=environment)
-    assert refused.value.message == f"TUREEN_{wrong} is not a setting; did you mean TUREEN_{right}?"
+    assert refused.value.message == f"{wrong} is not a setting; did you mean TUREEN_{right}?"
     assert unknown_variables(environment) == []
 
 

@@ -68,6 +68,12 @@ def test_a_setting_that_needs_torch_says_so_before_a_model_is_fetched(without, s
     assert caught.value.message == f"{named} needs torch, which is not installed: pip install 'tureen[torch]'"
 
 
+def test_engines_under_ray_say_that_ray_is_missing_before_a_model_is_fetched(without):
+    without("ray")
+    with pytest.raises(StartupError, match="--replicas ray://… needs ray, which is not installed"):
+        build.find_model(Config(model_path="pypi:no-such-package-is-asked-for==0", replicas="ray://local"))
+
+
 def test_a_model_that_sees_takes_text_only_where_pillow_is_missing(without, tmp_path, caplog):
     tiny_llava.write(tmp_path, "llava-clip")
     tiny_llava.write_tokenizer(tmp_path)

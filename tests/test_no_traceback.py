@@ -119,7 +119,17 @@ def test_our_own_module_that_is_missing_is_no_fault_of_the_user(monkeypatch):
         program(["list"])
 
 
-@pytest.mark.parametrize("arguments", [["models", "build", "shapes-vlm"], ["check"], ["models"]], ids=" ".join)
+WITHOUT_EXTRAS = [
+    ["models", "build", "shapes-vlm"],
+    ["check"],
+    ["models"],
+    ["generate", "--device", "cuda", "--download-dir", "/nowhere", "Hello"],
+    ["serve", "--tls-cert", "a", "--tls-key", "b", "--download-dir", "/nowhere"],
+]
+"""Commands that run without the extras, or name the extra before they load anything."""
+
+
+@pytest.mark.parametrize("arguments", WITHOUT_EXTRAS, ids=" ".join)
 def test_without_any_extra_a_command_runs_or_names_the_extra(arguments, capsys, monkeypatch):
     class Hidden:
         """An installation without the extras."""

@@ -102,7 +102,7 @@ def test_a_verdict_does_what_it_says(verdict, capsys):
 def test_a_value_that_is_not_off_is_refused_by_name(capsys, tmp_path):
     status, reasons, _ = described(capsys, tmp_path, "FROM smollm2\nPARAMETER mirostat 2\nPARAMETER sparkle 1\n")
     assert status == 1
-    faults = [reason for reason in reasons if "NOT HERE" in reason]
+    faults = [reason for reason in reasons if "NOT SUPPORTED" in reason]
     assert any("PARAMETER mirostat 2" in fault and "min_p" in fault for fault in faults)
     assert any("PARAMETER sparkle" in fault for fault in faults)
 
@@ -133,8 +133,8 @@ def test_quotes_and_lines_are_read_as_ollama_reads_them(tmp_path):
         ('FROM a\nSYSTEM """x\n', "line 2: SYSTEM has no closing quote"),
         ("FROM\n", "line 1: FROM names no model"),
         ("FROM a\nMESSAGE boss x\n", "line 2: MESSAGE 'boss' must be one of system, user, assistant"),
-        ("FROM a\nPARAMETER --host 0.0.0.0\n", "line 2: PARAMETER '--host' is no parameter"),
-        ("FROM a\nPARAMETER OLLAMA_HOST 0.0.0.0\n", "line 2: PARAMETER 'OLLAMA_HOST' is no parameter"),
+        ("FROM a\nPARAMETER --host 0.0.0.0\n", "line 2: '--host' is not an Ollama parameter"),
+        ("FROM a\nPARAMETER OLLAMA_HOST 0.0.0.0\n", "line 2: 'OLLAMA_HOST' is not an Ollama parameter"),
         (None, "No such file"),
     ],
 )
@@ -175,7 +175,7 @@ def test_the_value_of_a_variable_is_quoted_and_its_name_is_not(capsys):
 @pytest.mark.parametrize("name", ["~no-such-user/x", "a" * 400])
 def test_a_name_that_no_file_can_have_is_one_sentence(capsys, tmp_path, name):
     status, reasons, _ = described(capsys, tmp_path, f"FROM {name}\n")
-    assert (status, sum("NOT HERE: FROM" in reason for reason in reasons)) == (1, 1)
+    assert (status, sum("NOT SUPPORTED: FROM" in reason for reason in reasons)) == (1, 1)
     assert "no such file or folder" in migrated_error(capsys, "show", name)
 
 
@@ -319,14 +319,14 @@ def test_known_marks_are_those_of_the_built_in_templates():
 def test_a_template_of_no_known_family_is_reported(capsys, tmp_path):
     status, reasons, _ = described(capsys, tmp_path, 'FROM smollm2\nTEMPLATE """### User: {{ .Prompt }}\n### Bot:"""\n')
     assert status == 1
-    assert any("NOT HERE: TEMPLATE" in reason and "Jinja" in reason for reason in reasons)
+    assert any("NOT SUPPORTED: TEMPLATE" in reason and "Jinja" in reason for reason in reasons)
 
 
 def test_a_template_for_a_model_that_is_not_here_is_said_to_be_unchecked(capsys, tmp_path):
     _, reasons, _ = described(capsys, tmp_path, 'FROM hf.co/org/not-here\nTEMPLATE "[INST] {{ .Prompt }} [/INST]"\n')
     (reason,) = (reason for reason in reasons if reason.startswith("# TEMPLATE"))
-    assert "probably writes [INST]" in reason
-    assert "not on this disk" in reason
+    assert "probably uses [INST]" in reason
+    assert "run tureen pull" in reason
 
 
 @pytest.mark.model

@@ -388,7 +388,7 @@ def test_migrate_prints_a_reason_a_line_and_the_command_last(capsys):
     assert status == 1
     assert command == "tureen serve m --context-length 9 --host 0.0.0.0 --port 8000"
     assert all(line.startswith("# ") for line in reasons)
-    for part in ("--enforce-eager is left out", "--max-model-len 9 is --context-length 9", "NOT HERE: --nnodes 2"):
+    for part in ("--enforce-eager is left out", "--max-model-len 9 is --context-length 9", "NOT SUPPORTED: --nnodes 2"):
         assert [line for line in reasons if part in line]
 
 
@@ -411,13 +411,13 @@ def test_the_value_of_a_flag_that_nobody_knows_is_not_taken_for_a_model(capsys):
     assert cli.main(["migrate", "--", "vllm", "serve", "m", "--sparkle", "7", "--port", "1", "--host", "::1"]) == 1
     *reasons, command = capsys.readouterr().out.splitlines()
     assert command == "tureen serve m --port 1 --host ::1"
-    assert reasons[-1] == "# NOT HERE: unknown argument --sparkle"
+    assert reasons[-1] == "# NOT SUPPORTED: unknown argument --sparkle"
 
 
 def test_migrate_names_the_servers_that_it_knows(capsys):
     assert cli.main(["migrate", "--", "triton", "serve"]) == 1
     printed = capsys.readouterr().err
-    assert "'triton serve' starts no server that tureen knows" in printed
+    assert "not 'triton serve'; it knows: " in printed
     assert "llama-server" in printed
 
 

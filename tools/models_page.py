@@ -61,14 +61,14 @@ one latent and one rotary key for each token and layer. Adapters for `kv_b_proj`
 The Kimis and Moonlight are published without tokenizer.json: take a GGUF file, or name one with `--tokenizer-path`.
 
 **Layers with a sliding window** (Gemma 3, 3n and 4, gpt-oss, EXAONE 4, OLMo 3, Command-R7B, Mistral 7B v0.1 and others)
-keep only the tokens of the window. A full context of 131,072 tokens takes 6.3 GB in Gemma 3 4B instead of 17.1, and 3.9
-GB in gpt-oss-20b instead of 6.2. The prefix cache keeps other tokens until another request needs the memory. If many
-short requests wait, raise `--max-total-tokens`. In short contexts, in ranks, with `--kv-disk` and with
+keep only the tokens of the window. A full context of 131,072 tokens takes 6.3 GiB in Gemma 3 4B instead of 17.1, and
+3.9 GiB in gpt-oss-20b instead of 6.2. The prefix cache keeps other tokens until another request needs the memory. If
+many short requests wait, raise `--max-total-tokens`. In short contexts, in ranks, with `--kv-disk` and with
 `--model-impl transformers`, all layers keep all tokens.
 
 **Gemma 3n and 4**: in E2B and E4B, the last layers attend to the keys of earlier ones, which the KV cache holds
 once. These models have a second embedding: in Gemma 4, half of E2B's weights and 38 % of E4B's. A token reads one row
-of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GB. Gemma 3n's vision encoder and the
+of it. With `--quantization int4` it stays in 8 bits, so Gemma 4 E2B takes 3.9 GiB. Gemma 3n's vision encoder and the
 audio encoders are not loaded. Ranks and pipeline stages refuse these models.
 
 **gpt-oss** is read from its safetensors in MXFP4 or in BF16, and from GGUF files.
@@ -106,8 +106,8 @@ REAL = {
 }
 ARCHITECTURES = ("architecture", "what it is", "GGUF", "pictures", "real weights")
 FAMILIES = ("family", "begin with", "sizes", "4 bits", "GGUF", "pictures", "calls", "thoughts")
-GIGABYTES = 4.5 / 8
-"""Gigabytes that a billion weights take in Q4_0."""
+GIBIBYTES = 4.5e9 / 8 / (1 << 30)
+"""GiB that a billion weights take in Q4_0."""
 
 
 def models_pages(generated: str) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _families(modules: set[ModuleType]) -> Iterator[tuple[str, ...]]:
         for name, family in getattr(module, "FAMILIES", {}).items():
             billions = float(family.sizes.partition("B")[0])
             yield (
-                name, f"`{family.example}`", family.sizes, f"{billions * GIGABYTES:.1f} GB",
+                name, f"`{family.example}`", family.sizes, f"{billions * GIBIBYTES:.1f} GiB",
                 _yes(any(map(_has_gguf, module.ARCHITECTURES))),
                 _yes(hasattr(module, "parse_vision") and not family.is_blind),
                 *(f"`{form}`" if form else "" for form in (family.calls, family.thoughts)),

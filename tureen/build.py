@@ -178,6 +178,8 @@ def _settings_with_torch(config: Config) -> Iterator[Reason]:
         yield Reason(f"--attention-backend {config.attention_backend}", "attention_backend")
     if config.dtype == "float16":
         yield Reason("--dtype float16", "dtype")
+    if isinstance(config.replicas, str) and config.replicas.startswith("ray://"):
+        yield Reason("--replicas ray://…", "replicas", ("ray", "cryptography"))
     if not native.is_built():
         yield Reason(NOTHING_COMPUTES, "kernels")
 

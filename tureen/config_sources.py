@@ -89,7 +89,12 @@ def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
     misspelt = {}
     for wrong in environment:
         name = wrong.removeprefix(ENV_PREFIX)
-        if wrong == name or name in known:
+        if wrong == name:
+            prefix, _, name = wrong.partition("_")
+            if name in known and difflib.get_close_matches(f"{prefix}_", [ENV_PREFIX], cutoff=0.8):
+                misspelt[wrong] = known[name]
+            continue
+        if name in known:
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.85) or [anagrams.get("".join(sorted(name)), "")]
         if near[0]:

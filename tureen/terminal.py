@@ -167,7 +167,7 @@ def banner(info: EngineInfo, access: Access, seconds: float, *, others: Sequence
                 else [f"  Open {url}{page} in a browser", f"  status    {url}/status", f"  API       {url}/docs"]
             ),
             f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device}{inputs})",
-            *([f"  also      {', '.join(others)}  (loaded when they are asked for)"] if others else []),
+            *([f"  also      {', '.join(others)}  (loaded on first use)"] if others else []),
             f"  context   {info.context_len:,} tokens",
             cache,
             "",

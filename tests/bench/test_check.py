@@ -238,7 +238,7 @@ def test_each_line_says_one_thing():
         "int8         330 GOPS with 2 threads, 1.1 times as much as with one",
         "             more threads help little: these CPUs share a core, or other programs use them",
         "limits       of smollm2:135m here, if nothing but this took time:",
-        "             214 tok/s for one stream: a token reads 103 MB, weights and the cache of 256 tokens",
+        "             214 tok/s for one stream: a token reads 98 MiB, weights and the cache of 256 tokens",
         "             1,400 tok/s of a prompt of 512 tokens: a token takes 230 million operations",
     ]
 

@@ -75,7 +75,7 @@ def a_server_is_seen_while_it_runs_and_stopped_by_name(places):
         }
         assert names == dict.fromkeys(names, "tiny")
         assert listed["name"] == str(path)  # a file that was copied here, which no other name finds
-        assert "no server 99" in run(own, "stop", "99", status=1)
+        assert "no server has the name or process id 99" in run(own, "stop", "99", status=1)
         said = run(own, "stop", server.url.rpartition(":")[2])
         assert "running ones may finish within 30 s" in said
         assert said.endswith("stopped\n")

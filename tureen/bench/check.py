@@ -130,8 +130,8 @@ def _measured(measured: list[Measured]) -> list[tuple[str, str]]:
     single, most = measured[0], measured[-1]
     reads, products = f"{most.read_gb_s:.1f} GB/s", f"{most.int8_gops:.0f} GOPS"
     if most.threads > 1:
-        reads += f" with {most.threads} threads, {limits.scaling(single.read_gb_s, most.read_gb_s)} as with one"
-        products += f" with {most.threads} threads, {limits.scaling(single.int8_gops, most.int8_gops)} as with one"
+        reads += f" with {most.threads} threads, {limits.scaling(single.read_gb_s, most.read_gb_s)}"
+        products += f" with {most.threads} threads, {limits.scaling(single.int8_gops, most.int8_gops)}"
     rows = [("reads", reads), ("int8", products)]
     if limits.is_like_one_core(measured):
         rows.append(("", "more threads help little: these CPUs share a core, or other programs use them"))
@@ -141,9 +141,9 @@ def _measured(measured: list[Measured]) -> list[tuple[str, str]]:
 def _allowed(allowed: Allowed) -> list[tuple[str, str]]:
     """Returns the speeds that the default model cannot exceed."""
     work = limits.DEFAULT_WORK
-    size = work.bytes_per_token(limits.CONTEXT) / 1e6
+    size = work.bytes_per_token(limits.CONTEXT) / (1 << 20)
     rows = [("limits", f"of {work.model} here, if nothing but this took time:")]
-    reads = f"a token reads {size:.0f} MB, weights and the cache of {limits.CONTEXT} tokens"
+    reads = f"a token reads {size:.0f} MiB, weights and the cache of {limits.CONTEXT} tokens"
     rows.append(("", f"{allowed.single:,.0f} tok/s for one stream: {reads}"))
     operations = f"a token takes {work.operations_per_token(limits.PROMPT) / 1e6:.0f} million operations"
     rows.append(("", f"{allowed.prefill:,.0f} tok/s of a prompt of {limits.PROMPT} tokens: {operations}"))

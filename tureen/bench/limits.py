@@ -80,8 +80,12 @@ def allowed(work: Work, measured: list[Measured]) -> Allowed:
 
 
 def scaling(single_thread: float, all_threads: float) -> str:
-    """Says in words how much more threads bring."""
-    return f"{all_threads / single_thread:.1f} times as much" if all_threads > single_thread else "no more"
+    """Returns how much more several threads do than one, in words."""
+    return (
+        f"{all_threads / single_thread:.1f} times as much as with one"
+        if all_threads > single_thread
+        else "no more than with one"
+    )
 
 
 def is_like_one_core(measured: list[Measured]) -> bool:

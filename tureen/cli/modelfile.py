@@ -78,7 +78,7 @@ def _check_key(name: str, key: str, where: str) -> None:
     if name == "MESSAGE" and key not in ROLES:
         raise InvalidRequest(f"{where}: MESSAGE {echo(key)} must be one of {', '.join(ROLES)}")
     if name == "PARAMETER" and not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-        raise InvalidRequest(f"{where}: PARAMETER {echo(key)} is no parameter of Ollama's, such as temperature")
+        raise InvalidRequest(f"{where}: {echo(key)} is not an Ollama parameter; temperature is one")
 
 
 def _quoted(first: str, lines: Iterator[tuple[int, str]]) -> str | None:

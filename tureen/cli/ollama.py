@@ -77,7 +77,9 @@ def migrate_ollama(
     settings += _of_variables(variables)
     if command == "serve":
         result = translate_settings(settings, own, peer)
-        note = Note("told", "serve", (), "it names no model: add --model NAME for each; without it, the default serves")
+        note = Note(
+            "told", "serve", (), "it names no model; add --model NAME for each model, or the default model is served"
+        )
         return Migrated(["serve"], _with_address(result, variables, peer, [note]), {})
     name = (positional[0] if positional else "model").removesuffix(":latest")
     return _created(name, file, settings, variables, own, peer, config)
@@ -240,11 +242,11 @@ def _judge_template(template: str, own_template: str | None, notes: list[Note], 
         return ""
     mark = next((mark for mark in MARKS if mark in template), None)
     if mark is not None and (own_template is None or mark in own_template):
-        why = f"the model's own chat template writes {mark}, too; other text in it is not carried over"
+        why = f"the model's own chat template also uses {mark}; other text of TEMPLATE is not carried over"
         if own_template is None:
             why = (
-                f"the model's own chat template probably writes {mark}, too: the model is not on this disk, or has no "
-                "template; run this command again after tureen pull"
+                f"the model's own chat template probably uses {mark} too; to check this, run tureen pull, then this "
+                "command again"
             )
         notes.append(Note("told", "TEMPLATE", (), why))
         return ""
@@ -252,7 +254,7 @@ def _judge_template(template: str, own_template: str | None, notes: list[Note], 
         notes.append(Note("becomes", "TEMPLATE", ("--chat-template", MARKS[mark]), f"it writes {mark}"))
         return MARKS[mark]
     faults.append(
-        "TEMPLATE: it is a program in Go's language and of no known family: write it in Jinja, and give "
+        "TEMPLATE: it is a Go template of no known model family; write it in Jinja, and give "
         "--chat-template FILE (docs/chat.md)"
     )
     return ""
@@ -334,8 +336,8 @@ def _with_address(result: Translation, variables: Sequence[str], peer: Peer, not
     hosts = [value for name, _, value in (each.partition("=") for each in variables) if name == "OLLAMA_HOST"]
     default = peer.written.defaults["--port"]
     port = _address(hosts[-1])[1] if hosts else ""
-    note = Note("becomes", f"port {port}" if port else "no port", ("--port", port or default.value),
-                "of OLLAMA_HOST" if port else f"{peer.title} {default.why}")  # fmt: skip
+    note = Note("becomes", f"port {port}" if port else "", ("--port", port or default.value),
+                "of OLLAMA_HOST" if port else default.why)  # fmt: skip
     return Translation(
         [*result.arguments, "--port", port or default.value], [*notes, *result.notes, note], result.faults
     )

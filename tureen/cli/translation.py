@@ -30,7 +30,7 @@ class Note(NamedTuple):
     """A flag of a peer's, and what became of it."""
 
     kind: Kind
-    theirs: str  # as it stood on the command line
+    theirs: str  # as on the command line; "" for a default of the peer
     ours: tuple[str, ...]
     why: str
 

@@ -154,7 +154,7 @@ def _regex(pattern: str, flavour: PythonFlavour) -> Expression:
     expression = regex.parse(pattern, flavour=flavour)
     if is_empty(expression):
         raise GrammarError(
-            f"regex {echo(pattern)}: no string matches it, because parts of it contradict each other; change them"
+            f"regex {echo(pattern)}: no string matches this pattern, because its parts contradict each other"
         )
     return expression
 

@@ -52,7 +52,6 @@ async def connect(
     router = Router(config.prefill_min_tokens)
     num_first = first_of(config)
     if isinstance(config.replicas, str) and config.replicas.startswith(SCHEME):
-        require(f"--replicas {SCHEME}…", "ray", "cryptography", field="replicas")
         prepare_environment(parse_cluster(config.replicas))
         ray_engines = importlib.import_module("tureen.replicas.ray_engines")
         # called here: what Ray starts ends with the thread that did

@@ -116,9 +116,9 @@ def test_a_command_sets_a_limit_and_is_answered_as_expected(open_server, command
 SUGGESTION = re.compile(r'class="suggestion">([^<]+)<')
 SUGGESTED = {
     "What is the capital of Japan?": r"^[^.]*\bTokyo\b[^.]*\.$",
-    "Write one sentence about a cat who finds a hat.": r"^[^.]*\bcat\b[^.]*\bhat\b[^.]*\.$",
-    "Write a Python function that reverses a string, and nothing else.": (
-        r"```python\ndef \w+\((\w+).*\n    return \1\[::-1\]\n```"
+    "What is photosynthesis, in one sentence?": r"^Photosynthesis is [^.]*\bconverts carbon dioxide\b[^.]*\.$",
+    "Write a Python function that reverses a string with slicing.": (
+        r"```python\ndef \w+\((\w+).*\n    return \1\[::-1\]\n"
     ),
 }
 

@@ -9,7 +9,7 @@ from driving import ATTACH, choose_token, faults_of_accessibility, say, set_fiel
 
 def ask(page) -> None:
     set_fields(page, temperature=0, max_new_tokens=30)
-    say(page, "Write a Python function that reverses a string, and nothing else.")
+    say(page, "Write a Python function that reverses a string with slicing.")
     page.wait_for_selector(".code .code-keyword")
     page.wait_for_selector("article.assistant >> text=Continue")
 

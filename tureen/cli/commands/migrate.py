@@ -90,9 +90,7 @@ def migrate(command: PeerCommand) -> Translation:
         for name, default in command.peer.written.defaults.items():
             if name not in arguments:
                 arguments += [name, default.value]
-                notes.append(
-                    Note("becomes", f"no {name}", (name, default.value), f"{command.peer.title} {default.why}")
-                )
+                notes.append(Note("becomes", "", (name, default.value), default.why))
     return Translation(arguments, notes, result.faults)
 
 
@@ -157,7 +155,11 @@ def read_command(words: list[str], peers: list[Peer]) -> PeerCommand:
         if rest is not None:
             return PeerCommand(peer, rest + words[8:], variables)
     known = ", ".join(peer.written.command for peer in peers)
-    raise InvalidRequest(f"{shlex.join(words[:3])!r} starts no server that tureen knows; it knows: {known}")
+    received = f", not {shlex.join(words[:3])!r}" if words else ""
+    raise InvalidRequest(
+        f"give the command of a server that tureen knows after --, as in tureen migrate -- vllm serve MODEL{received}; "
+        f"it knows: {known}"
+    )
 
 
 def _behind_program(words: list[str], peer: Peer) -> list[str] | None:
@@ -200,14 +202,16 @@ def _reasons(peer: Peer, result: Translation) -> Iterator[str]:
     yield f"# {peer.title} {peer.written.version}: {peer.written.command}"
     same = [note.theirs for note in result.notes if note.kind == "same" and not note.why]
     if same:
-        yield f"# the same: {', '.join(same)}"
+        yield f"# unchanged: {', '.join(same)}"
     for note in result.notes:
         why = f": {note.why}" if note.why else ""
-        if note.kind == "becomes":
+        if not note.theirs:
+            yield f"# {shlex.join(note.ours)} is added{why}"
+        elif note.kind == "becomes":
             yield f"# {note.theirs} is {shlex.join(note.ours)}{why}"
         elif note.kind == "told":
             yield f"# {note.theirs} is left out{why}"
         elif note.why:
-            yield f"# {note.theirs} is the same{why}"
+            yield f"# {note.theirs} is unchanged{why}"
     for fault in result.faults:
-        yield f"# NOT HERE: {fault}"
+        yield f"# NOT SUPPORTED: {fault}"

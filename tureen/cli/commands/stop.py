@@ -50,7 +50,8 @@ def _chosen(servers: list[Any], which: str | None) -> Any:
     if not servers:
         raise NotFound("no server runs here that tureen ps knows")
     all_of_them = ", ".join(f"{server.pid} ({server.url})" for server in servers)
-    raise NotFound(f"{'which one' if which is None else f'no server {which}'}: these run: {all_of_them}")
+    why = "several servers run; name one" if which is None else f"no server has the name or process id {which}"
+    raise NotFound(f"{why}. Running: {all_of_them}")
 
 
 def _names(server: Any) -> tuple[str, ...]:

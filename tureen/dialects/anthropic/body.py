@@ -194,7 +194,7 @@ class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class AnthropicTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool that the client runs; or one that only Anthropic's servers run, which is left out and told."""
+    """A tool that the client runs. One that only Anthropic's servers run is left out and reported."""
 
     name: str
     input_schema: Annotated[JsonObject | None, Meta(description="JSON schema of its input, an object.")] = None

@@ -74,9 +74,9 @@ export function connection(state, { onLearnt, onModels, isWaiting }) {
     if (learnt === model) onLearnt();
   }
 
-  /** Returns what acts where nothing is set, which may be the model's makers' or the operator's: asks for an answer of no tokens. */
+  /** Returns what acts where nothing is set, which the model's authors or the operator may have set: asks for an answer of no tokens. */
   async function defaultsOf(model) {
-    const body = { ...(model ? { model } : {}), messages: [{ role: "user", content: " " }], max_tokens: 0, return_effective: true };
+    const body = { ...(model ? { model } : {}), messages: [{ role: "user", content: " " }], max_tokens: 0, return_effective: true, log_metrics: false };
     const answered = await ask("v1/chat/completions", body).catch(() => null);
     return answered?.choices[0].effective ?? {};
   }

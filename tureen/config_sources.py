@@ -91,7 +91,7 @@ def _misspelt(environment: Mapping[str, str]) -> dict[str, str]:
         name = wrong.removeprefix(ENV_PREFIX)
         if wrong == name:
             prefix, _, name = wrong.partition("_")
-            if name in known and difflib.get_close_matches(f"{prefix}_", [ENV_PREFIX], cutoff=0.8):
+            if name in known and difflib.get_close_matches(f"{prefix}_", [ENV_PREFIX], cutoff=0.85):
                 misspelt[wrong] = known[name]
             continue
         if name in known:

@@ -28,7 +28,7 @@ FREE: Final = 0.8  # of a machine's memory, once its system runs
 EXAMPLE: Final = ("Qwen/Qwen3-4B", 40)
 INTRO: Final = """\
 ```
-tureen show smollm2:135m         # what a model needs, and whether it fits this machine; of a hub model also before the download
+tureen show smollm2:135m         # what a model needs, and whether it fits; of a hub model also before the download
 tureen check                     # the line `reads`: how fast this machine reads memory
 ```
 

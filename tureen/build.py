@@ -26,12 +26,10 @@ from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.contract.types import EngineInfo
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
-from tureen.engine.draft_model import DraftModel
 from tureen.engine.embedding import EmbeddingEngine
 from tureen.engine.engine import Engine
 from tureen.engine.guessing import Guesser
 from tureen.engine.loop import SteppedEngine
-from tureen.engine.pacing import Pacer
 from tureen.engine.queue import Schedule
 from tureen.engine.scheduler import Drafters
 from tureen.errors import StartupError, TureenError
@@ -44,9 +42,8 @@ from tureen.media.families import sees
 from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
 from tureen.registry import declared, declaring, unsupported
-from tureen.runner import draft as draft_loading
 from tureen.runner.kinds import ENCODERS, is_encoder, judge_of, model_kind
-from tureen.runner.kv_pool import NO_DRAFT, DraftNeed
+from tureen.runner.kv_pool import NO_DRAFT
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.runner.parts import files_of
@@ -70,6 +67,7 @@ from tureen.weights.source import (
 
 if TYPE_CHECKING:
     from tureen.contract.runner import Runner
+    from tureen.runner.draft import DraftOnDisk
     from tureen.runner.model_runner import ModelRunner
     from tureen.runner.shared_weights import SharedWeights
 
@@ -97,14 +95,6 @@ class Model(NamedTuple):
 
     source: ModelSource
     tokenizer: Tokenizer
-
-
-class Draft(NamedTuple):
-    """A draft model found on disk."""
-
-    source: ModelSource
-    settings: Config
-    need: DraftNeed
 
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
@@ -218,7 +208,8 @@ def make_engine(
     hf_config = model_config(source)
     if is_encoder(hf_config):
         if config.draft_model is not None:
-            raise draft_loading.refused(config, f"{source.name} is an encoder and generates no text; leave it out")
+            message = f"--draft-model: {source.name} is an encoder and generates no text; leave the draft model out"
+            raise StartupError(message, field="draft_model")
         return _encoder_engine(config, source, hf_config, tokenizer, progress)
     return _text_engine(config, source, hf_config, tokenizer, progress, _shared(weights_descriptor))
 
@@ -327,11 +318,8 @@ def _text_engine(
     )
     kept: dict[str, str] = {}
     with _closed_on_failure(engine):
-        if config.itl_goal_ms is not None:
-            engine.rows.pacer = pacer = Pacer(config.itl_goal_ms / 1000, config.chunked_prefill_size)
-            engine.scheduler.token_budget = pacer.token_budget
-        if config.speculative and generates and runner.capacity().takes_guesses:
-            _let_guess(engine, config, runner, draft, progress)
+        if generates:
+            _set_pace(engine, config, runner, draft, progress)
         if runner.processors is not None:
             engine.preparing.client_code.allow(runner.processors)
         engine.preparing.check = runner.check
@@ -352,25 +340,36 @@ def _text_engine(
     return engine, msgspec.structs.replace(info, weights=weights, **kept)
 
 
-def _find_draft(config: Config, target: Model, progress: Progress) -> Draft:
+def _find_draft(config: Config, target: Model, progress: Progress) -> DraftOnDisk:
     """Fetches the draft model if it is not on disk. Raises StartupError if it cannot guess tokens of `target`."""
+    from tureen.runner import draft as draft_loading  # noqa: PLC0415 - few servers have a draft model
+
     draft_loading.check_settings(config)
     settings = draft_loading.draft_config(config)
     try:
         source, tokenizer = find_model(settings, progress=progress)
     except StartupError as error:
-        advice = error.message.replace("--model-path", "--draft-model")
-        raise StartupError(f"--draft-model {config.draft_model}: {advice}", field="draft_model") from None
+        raise draft_loading.refused(config, error.message.replace("--model-path", "--draft-model")) from None
     vocabularies = target.tokenizer.all_token_bytes(), tokenizer.all_token_bytes()
     draft_loading.check_models(config, (target.source, source), vocabularies)
-    return Draft(source, settings, draft_loading.need_of(source, settings))
+    return draft_loading.DraftOnDisk(source, settings, draft_loading.need_of(source, settings))
 
 
-def _let_guess(engine: Engine, config: Config, target: ModelRunner, draft: Draft | None, progress: Progress) -> None:
-    """Makes the engine guess tokens, also with the draft model if there is one. Raises StartupError."""
+def _set_pace(engine: Engine, config: Config, target: ModelRunner, draft: DraftOnDisk | None, say: Progress) -> None:
+    """Sets the goal for gaps, and makes the engine guess tokens, also with a draft model. Raises StartupError."""
+    if config.itl_goal_ms is not None:
+        from tureen.engine.pacing import Pacer  # noqa: PLC0415 - few servers have a goal
+
+        engine.rows.pacer = pacer = Pacer(config.itl_goal_ms / 1000, config.chunked_prefill_size)
+        engine.scheduler.token_budget = pacer.token_budget
+    if not config.speculative or not target.capacity().takes_guesses:
+        return
     engine.rows.guesser = guesser = Guesser(native.require())
     if draft is not None:
-        runner = draft_loading.load_draft(draft.source, draft.settings, target, draft.need, progress)
+        from tureen.engine.draft_model import DraftModel  # noqa: PLC0415 - few servers have a draft model
+        from tureen.runner.draft import load_draft  # noqa: PLC0415
+
+        runner = load_draft(draft.source, draft.settings, target, draft.need, say)
         guesser.draft_model = DraftModel(runner, target.capacity().vocab_size, config.chunked_prefill_size)
     engine.scheduler.drafters = Drafters(guesser.guess, None if draft is None else guesser.draft)
 

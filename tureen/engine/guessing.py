@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tureen.contract.runner import RowOutput
 from tureen.contract.types import NO_TOKEN
-from tureen.engine.draft_model import DraftModel
 from tureen.engine.scheduler import Grow, StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.log import get_logger
+
+if TYPE_CHECKING:
+    from tureen.engine.draft_model import DraftModel
 
 MOST_GUESSES = 16  # of a sequence in a step
 MARGIN = 1.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tureen.cache.manager import CacheManager
 from tureen.constraining.masks import PendingMasks
@@ -10,11 +11,13 @@ from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner, Slot
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.guessing import Guesser
-from tureen.engine.pacing import Pacer
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
 from tureen.log import get_logger
+
+if TYPE_CHECKING:
+    from tureen.engine.pacing import Pacer
 
 MAX_FAILED_STEPS = 3
 STEP_FAILED = RowError("request_failed")

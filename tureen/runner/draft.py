@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,15 @@ from tureen.weights.source import ModelSource, model_config
 
 if TYPE_CHECKING:
     from tureen.runner.model_runner import ModelRunner
+
+
+class DraftOnDisk(NamedTuple):
+    """A draft model found on disk."""
+
+    source: ModelSource
+    settings: Config
+    need: DraftNeed
+
 
 KINDS = {"embedder": "an embedding model", "classifier": "a classifier"}
 

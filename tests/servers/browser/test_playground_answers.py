@@ -260,7 +260,7 @@ def test_the_form_has_every_parameter_and_says_at_the_field_what_the_server_refu
     )
     for name, schema in declared["properties"].items():
         if name not in boxed and name != "seed":
-            assert schema["description"] in abouts[f"field-{name}-about"], name
+            assert schema["description"].replace("`", "") in abouts[f"field-{name}-about"], name
             assert "x-group" in schema, name
     assert "≤ 1" in abouts["field-top_p-about"]
     first = page.locator("#fields details").first
@@ -283,6 +283,9 @@ def test_the_form_has_every_parameter_and_says_at_the_field_what_the_server_refu
     set_fields(page, temperature=0, max_new_tokens=24)
     set_fields(page, top_p=3)
     assert "must be > 0, ≤ 1" in page.locator(".field:has(#field-top_p) .fault").inner_text()
+    say(page, QUESTION, wait=False)
+    page.wait_for_selector(".toast >> text=Not sent: top_p must be")
+    assert page.locator("article.user").count() == 0
     set_fields(page, top_p="")
     set_fields(page, min_new_tokens=25)
     say(page, QUESTION)

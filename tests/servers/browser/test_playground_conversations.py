@@ -114,7 +114,7 @@ def test_the_selector_says_which_models_are_loaded_and_a_server_that_is_down_is_
     wait_state(page, "failed")
     page.click("text=Retry when the server is back")
     wait_state(page, "lost")
-    assert "asks again until it does" in page.locator("article.assistant .note").inner_text()
+    assert "tries again until it does" in page.locator("article.assistant .note").inner_text()
     page.unroute("**/v1/chat/completions")
     wait_state(page, "done")
 

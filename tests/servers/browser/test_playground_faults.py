@@ -59,7 +59,7 @@ def test_a_stream_that_is_cut_goes_on_where_it_stopped(show, wire, real_server):
     wire.cut_after = 6
     say(page, COUNT, wait=False)
     wait_state(page, "lost")
-    assert "connection was lost" in page.locator("article.assistant .note").text_content()
+    assert "Connection lost" in page.locator("article.assistant .note").text_content()
     assert wire.was_cut.is_set()
     wire.is_down = False
     wait_state(page, "done")

@@ -158,6 +158,7 @@ def test_a_keyboard_is_enough(show, real_server):
     assert tokens(page)[:3] == before[:3]
     page.locator("[aria-label='Previous version']").press("Enter")
     page.wait_for_selector("article.assistant .switcher:has-text('1 / 2')")
+    page.wait_for_selector("#panel-token >> text=choose a token")  # no longer that of the other version
     page.locator("#tab-token").focus()
     page.keyboard.press("ArrowLeft")
     assert page.locator("#tab-settings").get_attribute("aria-selected") == "true"

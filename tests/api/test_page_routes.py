@@ -144,8 +144,8 @@ def test_a_wrong_body_of_vertex_is_refused_by_name(app: App, body, field):
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
 def test_a_model_that_classifies_is_not_there_and_that_is_said(app: App, path):
-    error = app.error(path=path, input="a")
-    assert error["code"] == "not_a_classification_model"
+    for body in ({"input": "a"}, {"text": "a"}, {"text": 5}, {}):
+        assert app.error(path=path, **body)["code"] == "not_a_classification_model"
 
 
 def test_embeddings_of_a_file_below_the_media_path_are_a_prompt(tmp_path):

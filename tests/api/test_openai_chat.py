@@ -288,6 +288,14 @@ def test_reasoning_is_told_apart_and_counted(app: App):
     assert whole["reasoning_content"] is None
 
 
+def test_audio_is_refused_with_the_reason(app: App):
+    part = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
+    for path, field, name in ((PATH, "messages", "messages"), ("/v1/responses", "input", "input")):
+        error = app.post(path, **{field: [{"role": "user", "content": [part]}]}).json()["error"]
+        assert error["param"] == f"{name}[0].content[0].type"
+        assert "audio is not supported" in error["message"]
+
+
 def test_what_an_answer_does_not_have_is_null(app: App):
     message = choice(app, "say:yes")["message"]
     assert message == {

@@ -67,6 +67,8 @@ def test_an_update_to_a_model_that_is_not_there_fails_in_the_words_of_the_page(a
     assert told["message"] == f"Failed to get weights iterator: {name} (repository not found)."
     assert told["error"]["param"] == "model_path"
     assert app.post(path).json()["message"].startswith("Failed to update weights: ")
+    left = app.post("/destroy_weights_update_group", group_name="x").json()
+    assert left["message"] == left["error"]["message"]
 
 
 def test_adapters_that_cannot_be_loaded_or_unloaded_say_so_in_sglangs_fields(app: App):

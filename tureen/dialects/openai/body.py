@@ -15,7 +15,7 @@ from tureen.config import MAX_N
 from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.openai.response_format import ResponseFormat, format_constraints
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, echo
 from tureen.log import get_logger
 from tureen.requests import telling
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, offered, require_equal
@@ -80,6 +80,9 @@ Thinking = Annotated[
     ThinkingSwitch | None, Meta(description="`type`: enabled or disabled, for models that can switch reasoning.")
 ]
 IncludeReasoning = Annotated[bool, Meta(description="false: the answer comes without its reasoning.")]
+
+AUDIO_PARTS = ("input_audio", "audio_url", "audio")
+"""Types of parts with audio, of OpenAI and vLLM."""
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -213,6 +216,16 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     if payload.get("n") is not None:
         require_equal("n_cmpl", body.n_cmpl, "n", body.n)
     return msgspec.structs.replace(body, n=body.n_cmpl)
+
+
+def refuse_audio(kind: object, where: str) -> None:
+    """Raises InvalidRequest for a part with audio. `kind`: the type of the part at `where`."""
+    if kind in AUDIO_PARTS:
+        raise InvalidRequest(
+            f"{where}.type {echo(kind)} is not available: audio is not supported; send its text",
+            field=f"{where}.type",
+            code="not_available",
+        )
 
 
 def budget_of(tokens: int | None, state: ServerState) -> ReasoningBudget | None:

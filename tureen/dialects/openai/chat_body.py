@@ -219,6 +219,7 @@ def check_no_template(payload: Mapping[str, Any]) -> None:
 def parse(payload: dict[str, Any]) -> ChatBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
     check_no_template(payload)
+    _check_audio(payload.get("messages"))
     body = token_fields.with_probs(openai_fields.read(payload, ChatBody, TABLE), "top_logprobs", logprobs=True)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
@@ -237,6 +238,15 @@ def parse(payload: dict[str, Any]) -> ChatBody:
             field="include_reasoning",
         )
     return body
+
+
+def _check_audio(messages: Any) -> None:
+    """Raises InvalidRequest for messages with audio."""
+    for index, message in enumerate(messages[:MAX_MESSAGES] if isinstance(messages, list) else ()):
+        parts = message.get("content") if isinstance(message, dict) else None
+        for number, part in enumerate(parts[:MAX_PARTS] if isinstance(parts, list) else ()):
+            if isinstance(part, dict):
+                openai_fields.refuse_audio(part.get("type"), f"messages[{index}].content[{number}]")
 
 
 def _check_prompt(body: ChatBody) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.dialects.openai.body import tell_detail
+from tureen.dialects.openai.body import refuse_audio, tell_detail
 from tureen.dialects.openai.responses_foreign import (
     COMPACTION,
     FOREIGN,
@@ -215,6 +215,7 @@ def _parts(item: Mapping[str, Any], field: str, where: str) -> list[Any]:
     for index, part in enumerate(item[field]):
         if isinstance(part, dict):
             part = {name: value for name, value in part.items() if value is not None}
+            refuse_audio(part.get("type"), f"{where}[{index}]")
             known = REASONING_PARTS[field] if item["type"] == "reasoning" else PARTS
             _check_type(part, known, f"{where}[{index}]")
         parts.append(part)

@@ -109,6 +109,7 @@ def test_a_level_that_the_template_does_not_know_is_told(plain):
 def test_a_model_that_thinks_all_the_same_refuses_not_to(last):
     answer = post(last, reasoning_effort="none")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+    assert "leave the field out, or serve a model that can switch reasoning" in answer.json()["error"]["message"]
 
 
 def test_thinking_as_hosted_models_have_it_switches_the_template(switching):

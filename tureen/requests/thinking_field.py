@@ -42,7 +42,9 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
         telling.tell(field, NOT_THINKING)
     if thinks and not enable:
         raise InvalidRequest(
-            f"{field}: this model's chat template cannot turn reasoning off; leave it out", field=field
+            f"{field}: this model always thinks, because its chat template cannot turn reasoning off; leave the field "
+            "out, or serve a model that can switch reasoning",
+            field=field,
         )
     return {}
 

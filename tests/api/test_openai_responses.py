@@ -16,7 +16,7 @@ from openai_judge import make_client
 from served_app import ServedApp
 
 from tureen.dialects.openai.responses_body import TABLE, ResponsesBody, parse
-from tureen.dialects.openai.responses_input import conversation_of
+from tureen.dialects.openai.responses_input import conversation_of, kept_items
 
 PATH = "/v1/responses"
 TEMPLATE = (
@@ -400,6 +400,22 @@ def test_a_conversation_that_began_on_another_server_continues():
         assert said["content"] == "b"
 
 
+def test_kept_items_of_another_server_are_read_as_they_were_sent():
+    for items, _ in FOREIGN:
+        sent = [{"role": "user", "content": "a"}, *items]
+        body = parse({"input": sent})
+        kept = kept_items(body.input)
+        assert all(item["id"] for item in kept)
+        talk = conversation_of([], None, kept, "previous_response_id")
+        assert [_plain(each) for each in talk.messages] == [_plain(each) for each in _conversation(sent).messages]
+
+
+def _plain(message):
+    """Return a message without the ids of its calls."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return {name: message.get(name) for name in ("role", "name", "content")} | {"calls": calls}
+
+
 def test_a_screenshot_of_another_server_s_computer_is_a_picture():
     shown = {"type": "computer_screenshot", "image_url": "data:image/png;base64,aGk="}
     items = [
@@ -415,9 +431,24 @@ def test_what_only_another_server_can_read_is_left_out_and_reported(app: App):
     for item, told in (
         ({"type": "compaction", "id": "c", "encrypted_content": "x"}, "input[0]"),
         ({"type": "image_generation_call", "id": "ig", "result": "aGk="}, "input[0].result"),
+        ({"type": "web_search_call", "id": "w", "results": [{"encrypted_content": "x"}]}, "input[0].results[0]."),
+        (
+            {
+                "type": "mcp_call",
+                "id": "m",
+                "name": "f",
+                "arguments": "",
+                "output": {"url": "data:image/png;base64,aGk="},
+            },
+            "input[0].output.url",
+        ),
     ):
         answer = app.post(PATH, input=[item, said], max_output_tokens=2)
-        assert (answer.status_code, answer.headers["x-tureen-ignored"]) == (200, told)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-tureen-ignored"].startswith(told)
+    talk = _conversation([{"type": "mcp_call", "id": "m", "name": "f", "arguments": "", "output": "data: x"}])
+    assert talk.messages[0]["tool_calls"][0]["function"]["arguments"] == {}
+    assert talk.messages[1]["content"] == '{"output":"data: x"}'
 
 
 def test_an_answer_can_be_sent_back_as_it_came(client):

@@ -5,6 +5,7 @@ Source: https://platform.openai.com/docs/api-reference/responses/create (input).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ COMPLETE = (
     "mcp_list_tools",
 )  # fmt: skip
 """Types of calls that hold their own result."""
+
+UNREADABLE = "the model cannot read it as text"
+DATA_URL = re.compile(r"data:[\w/+.-]{1,80};base64,")
 
 IDS = ("call_id", "id", "approval_request_id")
 RESULTS = ("status", "output", "outputs", "results", "result", "error", "tools")
@@ -69,8 +73,10 @@ class ForeignCalls:
         if isinstance(sent, str):
             inputs["arguments"] = read_arguments(sent)
         name = inputs.pop("name", None)
-        arguments = inputs["arguments"] if set(inputs) <= {"arguments", "server_label"} and sent else inputs
+        arguments = inputs.get("arguments")
         results = {name: item[name] for name in RESULTS if name in item}
+        if kind == "image_generation_call" and results.pop("result", None):
+            telling.tell(f"{where}.result", UNREADABLE)
         call = ForeignCall(
             id=ids[0] if ids else tool,
             name=name if isinstance(name, str) else tool,
@@ -117,9 +123,8 @@ def _readable(value: Any, where: str) -> Any:
         return value
     kept = {}
     for name, entry in value.items():
-        is_picture = isinstance(entry, str) and (name == "result" or entry.startswith("data:"))
-        if is_picture or name.startswith("encrypted_"):
-            telling.tell(f"{where}.{name}", "the model cannot read it as text")
+        if name.startswith("encrypted_") or (isinstance(entry, str) and DATA_URL.match(entry)):
+            telling.tell(f"{where}.{name}", UNREADABLE)
         else:
             kept[name] = _readable(entry, f"{where}.{name}")
     return kept

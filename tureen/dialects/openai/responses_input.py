@@ -415,10 +415,10 @@ def _plain(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def _kept(item: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {"id": f"{PREFIXES[item['type']]}_{uuid.uuid4().hex}"}
+    item_id = f"{PREFIXES[item['type']]}_{uuid.uuid4().hex}"
     if item["type"] in FOREIGN:
-        return made | item  # the model reads its status
-    kept = made | {"status": "completed"} | item
+        return {"id": item_id} | item  # the model reads its status
+    kept = {"id": item_id, "status": "completed"} | item
     if item["type"] == "reasoning":
         return {"summary": []} | kept
     if item["type"] == "message":

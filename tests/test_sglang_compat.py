@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 import tomllib
@@ -67,6 +68,33 @@ def test_the_parser_of_reasoning_separates_whole_texts_and_streams(module):
         )
     with pytest.raises(ValueError, match="model_type must be one of"):
         make("nothing")
+
+
+def test_the_helpers_of_the_offline_page_join_the_chunks_of_a_stream():
+    """The page's engine sends whole texts; others send pieces. Both become the same text."""
+
+    class Engine:
+        def __init__(self, texts):
+            self._chunks = [{"text": text} for text in texts]
+
+        def generate(self, prompt, sampling_params, *, stream):
+            return iter(self._chunks)
+
+        async def async_generate(self, prompt, sampling_params, *, stream):
+            async def chunks():
+                for chunk in self._chunks:
+                    yield chunk
+
+            return chunks()
+
+    async def pieces(engine):
+        return [piece async for piece in imported("sglang.utils", "async_stream_and_merge")(engine, "a", {})]
+
+    for texts in (["ab", "abab", "ababc"], ["ab", "cd", "e"]):
+        whole = imported("sglang.utils", "stream_and_merge")(Engine(texts), "a", {})
+        assert whole == "".join(asyncio.run(pieces(Engine(texts)))) == (texts[-1] if texts[1] == "abab" else "abcde")
+    trim = imported("sglang.utils", "trim_overlap")
+    assert [trim("hello wor", "world"), trim("", "a"), trim("a", ""), trim("ab", "cd")] == ["ld", "a", "", "cd"]
 
 
 @pytest.mark.model

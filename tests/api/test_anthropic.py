@@ -346,7 +346,8 @@ def test_a_conversation_that_began_at_anthropic_s_servers_goes_on():
             {
                 "role": "assistant",
                 "content": [
-                    {"type": "text", "text": "I look."},
+                    {"type": "compaction", "content": "I look."},
+                    {"type": "compaction", "content": None},
                     {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
                     {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [found], "caller": {}},
                     {"type": "mcp_tool_use", "id": "s2", "name": "echo", "server_name": "mine", "input": {}},
@@ -354,7 +355,7 @@ def test_a_conversation_that_began_at_anthropic_s_servers_goes_on():
                     {"type": "text", "text": "Sun."},
                 ],
             },
-            *user([result]),
+            *user([result, {"type": "container_upload", "file_id": "f"}]),
         ],
     }  # fmt: skip
     body = parse(payload, AnthropicBody)
@@ -374,7 +375,7 @@ def test_a_conversation_that_began_at_anthropic_s_servers_goes_on():
         {"role": "user", "content": "B\nb.org\nrain"},
     ]
     paused = parse(payload | {"messages": [*user("a"), payload["messages"][1] | {
-        "content": payload["messages"][1]["content"][1:3]}]}, AnthropicBody)  # fmt: skip
+        "content": payload["messages"][1]["content"][2:4]}]}, AnthropicBody)  # fmt: skip
     assert not conversation_of(paused.messages, None).continues_last
 
 
@@ -617,6 +618,28 @@ def test_the_client_lists_the_models(template):
         with pytest.raises(anthropic.NotFoundError):
             client.models.retrieve("other")
         assert httpx.get(f"{server.url}/v1/models").json()["object"] == "list"  # OpenAI's form, for other clients
+
+
+def test_errors_of_all_routes_have_anthropic_s_form_for_its_clients(template):
+    with App(chat_template=template) as app:
+        version = {"anthropic-version": "2023-06-01"}
+        for method, path, status, kind in (
+            ("GET", "/v1/models/other", 404, "not_found_error"),
+            ("GET", "/v1/models?after_id=x", 400, "invalid_request_error"),
+            ("POST", "/v1/messages/batches", 404, "not_found_error"),
+            ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ):
+            answer = app.request(method, path, headers=version)
+            error = answer.json()
+            assert (answer.status_code, error["type"], error["error"]["type"]) == (status, "error", kind), path
+            assert error["request_id"] == answer.headers["request-id"]
+            assert "param" in app.request(method, path).json().get("error", {"param"}) or path == "/v1/messages"
+        assert "error" in app.request("GET", "/api/none", headers=version).json()  # Ollama's form stays
+        assert app.request("POST", "/generate", headers=version, content="{").json().keys() == {
+            "type",
+            "error",
+            "request_id",
+        }
 
 
 def test_an_api_key_in_either_header(template):

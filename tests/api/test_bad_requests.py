@@ -149,8 +149,8 @@ BAD_FIELDS = {
     "return_text_in_logprobs": [1, "x"],
     "logprobs_mode": ["x", 1],
     "stream": ["yes", 1],
-    "require_reasoning": [1, "x", True],
-    "max_thinking_tokens": [0, -1, 1.5, "x", True, HUGE, 5],
+    "require_reasoning": [1, "x"],
+    "max_thinking_tokens": [0, -1, 1.5, "x", True, HUGE],
     "log_metrics": [1, "x"],
     "priority": [1, -1, "x", 1.5, True, 2**31, HUGE],
     "cache_salt": [5, True, "x" * 1025, [], [5], ["x" * 1025], ["a", "b"]],
@@ -311,6 +311,12 @@ def test_a_body_that_is_no_json_object_of_numbers_and_text_is_refused(app: App, 
     assert app.generate(text="say:well")["text"] == "well"
 
 
+def test_an_error_of_logit_bias_names_the_key(app: App):
+    for bias, part in (({"99999": 1}, "as keys, got 99999"), ({"5": 101}, "got 101.0 for 5")):
+        error = app.error(text="a", sampling_params={"logit_bias": bias})
+        assert (error["param"], part in error["message"]) == ("sampling_params.logit_bias", True)
+
+
 @pytest.mark.parametrize(
     ("body", "hint"),
     [
@@ -318,6 +324,8 @@ def test_a_body_that_is_no_json_object_of_numbers_and_text_is_refused(app: App, 
         ({"text": "a", "sampling_params": {"max_tokens": 4}}, "did you mean 'max_new_tokens'?"),
         ({"text": "a", "sampling_parms": {}}, "did you mean 'sampling_params'?"),
         ({"text": "a", "strem": True}, "did you mean 'stream'?"),
+        ({"text": "a", "cache_prompt": True}, "unknown field 'cache_prompt'; other APIs have this field, this one"),
+        ({"text": "a", "store": True}, "unknown field 'store'; other APIs have this field, this one does not"),
         ({"text": "a", "max_tokens": 4}, 'send "sampling_params": {"max_new_tokens": …}'),
     ],
 )

@@ -43,6 +43,12 @@ def levels(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def switching(tmp_path_factory):
+    with make_app(tmp_path_factory.mktemp("switching"), "{# <think> #}say:{{ enable_thinking }}") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def last(tmp_path_factory):
     with make_app(tmp_path_factory.mktemp("last"), "{# <think> #}{{ messages[-1]['content'] }}") as running:
         yield running
@@ -103,6 +109,27 @@ def test_a_level_that_the_template_does_not_know_is_told(plain):
 def test_a_model_that_thinks_all_the_same_refuses_not_to(last):
     answer = post(last, reasoning_effort="none")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+    assert "leave the field out, or serve a model that can switch reasoning" in answer.json()["error"]["message"]
+
+
+def test_thinking_as_hosted_models_have_it_switches_the_template(switching):
+    for kind, read in (("enabled", "True"), ("disabled", "False"), ("adaptive", "")):
+        assert content(switching, thinking={"type": kind}) == read
+    response = switching.post("/v1/responses", input="a", thinking={"type": "disabled"}, max_output_tokens=9)
+    assert response.json()["output"][-1]["content"][0]["text"] == "False"
+    more = {"chat_template_kwargs": {"enable_thinking": True}}
+    error = post(switching, thinking={"type": "disabled"}, **more).json()["error"]
+    assert error["param"] == "thinking"
+
+
+def test_thinking_of_a_model_that_cannot_switch_it(plain, last):
+    assert "x-tureen-ignored" not in post(plain, thinking={"type": "disabled"}).headers
+    answer = post(plain, thinking={"type": "enabled", "budget_tokens": 9})
+    assert answer.headers["x-tureen-ignored"] == "thinking.budget_tokens, thinking.type"
+    error = post(last, thinking={"type": "disabled"}).json()["error"]
+    assert (error["param"], "send a chat to" in error["message"]) == ("thinking.type", False)
+    answer = plain.post("/v1/completions", prompt="say:a", max_tokens=2, thinking={"type": "disabled"})
+    assert answer.status_code == 200
 
 
 def test_two_levels_are_refused_unless_they_are_equal(levels):
@@ -391,10 +418,14 @@ def test_a_budget_that_cannot_be_is_refused(thinking):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
 
 
-def test_a_budget_is_refused_where_nothing_is_thought(plain):
+def test_a_budget_of_a_model_that_does_not_think_is_reported(plain):
     answer = post(plain, thinking_token_budget=5)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")
-    assert "does not think" in answer.json()["error"]["message"]
+    assert (answer.status_code, answer.headers["x-tureen-ignored"]) == (200, "thinking_token_budget")
+    for more in ({"require_reasoning": True}, {"max_thinking_tokens": 5}):
+        params = {"max_new_tokens": 9, "regex": "[xy]{4}"}
+        answer = plain.post("/generate", text="say:a", sampling_params=params, **more)
+        assert (answer.status_code, answer.headers["x-tureen-ignored"]) == (200, *more)
+        assert re.fullmatch("[xy]{4}", answer.json()["text"])
     answer = plain.post("/v1/completions", prompt="a", thinking_token_budget=5)
     assert answer.json()["error"]["param"] == "thinking_token_budget"
 

@@ -105,19 +105,17 @@ def test_what_is_said_to_be_refused_is_refused_by_name(app, name):
 @pytest.mark.parametrize("name", ROUTES)
 def test_the_value_that_asks_for_nothing_is_taken(app, name):
     nothing: dict[str, Any] = {}
+    nulls: dict[str, Any] = {}
     for field in _fields(name, "refused"):
         part, _, own = field.rpartition(".")
-        (nothing.setdefault(part, {}) if part else nothing)[own] = _nothing(name, field)
-    for parts in (nothing, _nulls(nothing)):
+        for fields, value in ((nothing, _nothing(name, field)), (nulls, None)):
+            (fields.setdefault(part, {}) if part else fields)[own] = value
+    for parts in (nothing, nulls):
         body = json.loads(json.dumps(BODIES[name]))
         for own, value in parts.items():
             body[own] = body.get(own, {}) | value if isinstance(value, dict) else value
         response = app.request("POST", ROUTES[name].route, json=body)
         assert response.status_code == 200, response.text
-
-
-def _nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _nulls(value) if isinstance(value, dict) else None for name, value in fields.items()}
 
 
 @pytest.mark.parametrize("name", ROUTES)

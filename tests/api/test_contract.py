@@ -193,7 +193,7 @@ TGI_PARAMETERS = {
     "truncate": Case(1, 0, "test_truncation_keeps_the_last_tokens"),
     "details": Case(True, 1, "test_details_tell_every_token"),
     "decoder_input_details": Case(False, 1, "test_the_prompt_s_tokens_with_logprobs"),
-    "top_n_tokens": Case(None, 0, "test_alternatives_of_each_token"),
+    "top_n_tokens": Case(None, 6, "test_alternatives_of_each_token"),
     "best_of": Case(1, 0, "test_best_of_answers_the_most_probable_and_lists_the_others"),
     "adapter_id": Case(None, 5, "test_mindie_s_model_and_tgi_s_adapter_id_name_adapters"),
     "grammar": Case({"type": "regex", "value": "a"}, {}, "test_a_grammar_constrains_the_text"),

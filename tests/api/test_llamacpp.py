@@ -401,6 +401,12 @@ def test_the_template_is_applied_as_chats_apply_it(app):
     assert app.post("/apply-template", prompt="a").status_code == 400
 
 
+def test_the_end_token_is_the_tokenizer_s_own(app, monkeypatch):
+    monkeypatch.setattr(app.state.context.tokenizer, "named_tokens", {"eos_token": "<|im_end|>"})
+    facts = [app.request("GET", path).json()["eos_token"] for path in ("/props", "/v1/tokenizer_info")]
+    assert facts == ["<|im_end|>"] * 2
+
+
 def test_the_server_s_properties_are_those_of_the_model(app):
     props = app.request("GET", "/props").json()
     assert props["default_generation_settings"]["n_ctx"] == app.state.context.capacity

@@ -351,6 +351,7 @@ def test_a_picture_may_be_an_object_with_its_reference_as_url(app):
         ([CAT, {"format": "precomputed_embedding"}], "image_data[1].format", "this server prepares pictures itself"),
         ({}, "image_data", '{"url": '),
         ([{"url": 5}], "image_data[0]", "got url 5"),
+        ({"image": CAT}, "image_data", "got 'image' and no url"),
         ([{"url": CAT, "max_dynamic_patch": 2}], "image_data[0]", "got 'max_dynamic_patch' too"),
     ],
 )

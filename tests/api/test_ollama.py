@@ -231,7 +231,19 @@ def test_templates_are_told_whether_to_think(app: App):
     for think, said in ((True, "yesa"), (False, "noa")):
         assert chat(app, "a", think=think, options={"num_predict": 1})["prompt_eval_count"] == len(said)
         assert generate(app, "a", think=think, options={"num_predict": 1})["prompt_eval_count"] == len(said)
-    assert "think" in refusal(app, think="high")
+    assert chat(app, "a", think="high", options={"num_predict": 1})["prompt_eval_count"] == len("yesa")
+    assert "think" in refusal(app, think="most")
+
+
+def test_levels_of_thinking_are_passed_to_templates_that_have_them_and_else_reported(tmp_path):
+    for template, told in (("plain", "think"), ("{# <think> #}{{ reasoning_effort }}", None)):
+        file = tmp_path / "levels.jinja"
+        file.write_text(template)
+        with App(chat_template=str(file)) as app:
+            body = {"messages": user("a"), "stream": False, "think": "high", "options": {"num_predict": 1}}
+            answer = post(app, "/api/chat", 200, body)
+            assert answer.headers.get("x-tureen-ignored") == told
+            assert answer.json()["prompt_eval_count"] == len("high" if told is None else "plain")
 
 
 def test_a_raw_prompt_needs_no_template(tmp_path):

@@ -288,6 +288,14 @@ def test_reasoning_is_told_apart_and_counted(app: App):
     assert whole["reasoning_content"] is None
 
 
+def test_audio_is_refused_with_the_reason(app: App):
+    part = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
+    for path, field, name in ((PATH, "messages", "messages"), ("/v1/responses", "input", "input")):
+        error = app.post(path, **{field: [{"role": "user", "content": [part]}]}).json()["error"]
+        assert error["param"] == f"{name}[0].content[0].type"
+        assert "audio is not supported" in error["message"]
+
+
 def test_what_an_answer_does_not_have_is_null(app: App):
     message = choice(app, "say:yes")["message"]
     assert message == {
@@ -457,7 +465,24 @@ def _base64(data: bytes) -> str:
 
 
 PDF = f"data:application/pdf;base64,{_base64(b'%PDF-1.7 ' + bytes([0xE2, 0xE3, 0xFF]))}"
+ASCII_PDF = b"%PDF-1.4 obj"
 TEXT_FILE = f"data:text/plain;base64,{_base64(b'K' + 'öln'.encode() + bytes([10]))}"
+
+
+def test_a_pdf_of_ascii_is_not_read_as_text(echoing):
+    for data in (
+        _base64(ASCII_PDF),
+        f"data:text/plain;base64,{_base64(ASCII_PDF)}",
+        "data:application/pdf;base64,QQ==",
+    ):
+        part = {"type": "file", "file": {"file_data": data}}
+        answer = echoing.post(PATH, messages=[{"role": "user", "content": [part]}])
+        assert answer.status_code == 400
+        assert "does not read PDFs; send their text as a part of type text" in answer.json()["error"]["message"]
+        items = [{"role": "user", "content": [{"type": "input_file", "file_data": data}]}]
+        error = echoing.post("/v1/responses", input=items).json()["error"]
+        assert error["param"] == "input[0].content[0].file_data"
+        assert "as a part of type input_text" in error["message"]
 
 
 def test_text_files_and_earlier_refusals_are_read_as_text(echoing):
@@ -488,7 +513,7 @@ def test_text_files_and_earlier_refusals_are_read_as_text(echoing):
     ("sent", "read"),
     [
         ('{"a": 1}', {"a": 1}),
-        *((blank, {}) for blank in ("", " \n", "null", " null ")),
+        *((blank, {}) for blank in (None, "", " \n", "null", " null ")),
         *((text, text) for text in ("[]", '"x"', "5", '{"city": "K', "not JSON", '{"a": 1} {}', "[" * 1500)),
     ],
 )
@@ -503,6 +528,34 @@ def test_earlier_calls_whose_arguments_are_no_object_do_not_end_the_conversation
     assert json.loads(line)["tool_calls"][0]["function"]["arguments"] == read
 
 
+def test_arguments_of_earlier_calls_may_be_absent(echoing):
+    call = {"id": "c1", "type": "function", "function": {"name": "weather"}}
+    [message, *_], _, _ = rendered(echoing, [{"role": "assistant", "tool_calls": [call]}, *user("Go on.")])
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+    items = [{"type": "function_call", "call_id": "c1", "name": "weather"}, *user("Go on.")]
+    assert echoing.post("/v1/responses", input=items, max_output_tokens=1).status_code == 200
+    block = {"type": "tool_use", "id": "c1", "name": "weather", "input": None}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "rain"}
+    talk = [*user("a"), {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+    assert echoing.post("/v1/messages", model="default", messages=talk, max_tokens=1).status_code == 200
+
+
+def test_a_chat_with_functions_in_the_old_form_continues(echoing):
+    call = {"name": "weather", "arguments": '{"city": "K"}'}
+    result = {"role": "function", "name": "weather", "content": "rain"}
+    messages = [*user("a"), {"role": "assistant", "content": None, "function_call": call}, result]
+    found, _, _ = rendered(echoing, messages)
+    [asked] = found[1]["tool_calls"]
+    assert asked["function"] == {"name": "weather", "arguments": {"city": "K"}}
+    assert found[2] == {"role": "tool", "name": "weather", "content": "rain", "tool_call_id": asked["id"]}
+
+
+def test_speech_of_an_earlier_answer_is_reported(echoing):
+    messages = [*user("a"), {"role": "assistant", "audio": {"id": "audio_1"}}, *user("b")]
+    answer = echoing.post(PATH, messages=messages, max_tokens=1)
+    assert (answer.status_code, answer.headers["x-tureen-ignored"]) == (200, "messages[1].audio")
+
+
 def test_templates_read_what_is_given_for_them(echoing):
     assert rendered(echoing, user("a"), chat_template_kwargs={"extra": "more"})[2] == "more"
 
@@ -512,7 +565,8 @@ BAD_MESSAGES = [
     ([], "messages"),
     ("hello", "messages"),
     ([{"role": "robot", "content": "a"}], "messages[0].role"),
-    ([{"role": "function", "content": "a", "name": "f"}], "messages[0].role"),
+    ([{"role": "function", "content": "a"}], "messages[0].name"),
+    ([{"role": "user", "content": "a", "function_call": {"name": "f"}}], "messages[0].function_call"),
     ([{"content": "a"}], "messages[0].role"),
     ([{"role": "user"}], "messages[0].content"),
     ([{"role": "user", "content": None}], "messages[0].content"),
@@ -536,7 +590,7 @@ BAD_MESSAGES = [
         [{"role": "user", "content": [{"type": "file", "file": {"file_data": PDF}}]}],
         "messages[0].content[0].file.file_data",
     ),
-    ([{"role": "assistant", "content": "a", "audio": {"id": "x"}}, *user("a")], "messages[0].audio"),
+    ([{"role": "user", "content": "a", "audio": {"id": "x"}}], "messages[0].audio"),
     (
         [{"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": {}}}]}],
         "messages[0].tool_calls[0].function.arguments",

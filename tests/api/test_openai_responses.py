@@ -16,7 +16,7 @@ from openai_judge import make_client
 from served_app import ServedApp
 
 from tureen.dialects.openai.responses_body import TABLE, ResponsesBody, parse
-from tureen.dialects.openai.responses_input import conversation_of
+from tureen.dialects.openai.responses_input import conversation_of, kept_items
 
 PATH = "/v1/responses"
 TEMPLATE = (
@@ -315,6 +315,142 @@ def test_items_become_messages_of_a_chat():
     assert talk.pictures == ["data:image/png;base64,aGk="]
 
 
+FOREIGN = [
+    (
+        [{"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}}],
+        ("web_search", {"action": {"type": "search", "query": "q"}}, '{"status":"completed"}'),
+    ),
+    (
+        [{"type": "file_search_call", "id": "fs_1", "queries": ["q"], "results": [{"text": "found"}]}],
+        ("file_search", {"queries": ["q"]}, '{"results":[{"text":"found"}]}'),
+    ),
+    (
+        [{"type": "code_interpreter_call", "id": "ci_1", "code": "1+1", "container_id": "c", "outputs": None}],
+        ("code_interpreter", {"code": "1+1", "container_id": "c"}, "{}"),
+    ),
+    (
+        [{"type": "mcp_call", "id": "m", "name": "add", "server_label": "s", "arguments": '{"a":1}', "output": "2"}],
+        ("add", {"a": 1}, '{"output":"2"}'),
+    ),
+    (
+        [{"type": "mcp_list_tools", "id": "l", "server_label": "s", "tools": [{"name": "add"}]}],
+        ("mcp_list_tools", {"server_label": "s"}, '{"tools":[{"name":"add"}]}'),
+    ),
+    (
+        [
+            {"type": "mcp_approval_request", "id": "r", "name": "add", "server_label": "s", "arguments": "{}"},
+            {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True},
+        ],
+        ("add", {}, '{"approve":true}'),
+    ),
+    (
+        [
+            {"type": "local_shell_call", "id": "x", "call_id": "c", "action": {"command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "c", "output": "a.txt"},
+        ],
+        ("local_shell", {"action": {"command": ["ls"]}}, '{"output":"a.txt"}'),
+    ),
+    (
+        [
+            {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}, "status": "completed"},
+            {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": ""}]},
+        ],
+        ("shell", {"action": {"commands": ["ls"]}}, '{"output":[{"stdout":"a","stderr":""}]}'),
+    ),
+    (
+        [
+            {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+            {"type": "apply_patch_call_output", "call_id": "c", "status": "failed", "output": "no a"},
+        ],
+        (
+            "apply_patch",
+            {"operation": {"type": "delete_file", "path": "a"}},
+            '{"status":"failed","output":"no a"}',
+        ),
+    ),
+    (
+        [
+            {"type": "computer_call", "id": "i", "call_id": "c", "action": {"type": "screenshot"}},
+            {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
+        ],
+        ("computer", {"action": {"type": "screenshot"}}, '{"output":{"type":"computer_screenshot"}}'),
+    ),
+    (
+        [{"type": "image_generation_call", "id": "ig", "status": "completed", "result": "aGk="}],
+        ("image_generation", {}, '{"status":"completed"}'),
+    ),
+    (
+        [
+            {"type": "tool_search_call", "id": "i", "call_id": None, "arguments": {"goal": "g"}},
+            {"type": "tool_search_output", "id": "o", "call_id": None, "tools": []},
+        ],
+        ("tool_search", {"goal": "g"}, '{"tools":[]}'),
+    ),
+]  # fmt: skip
+
+
+def test_a_conversation_that_began_on_another_server_continues():
+    """Each item of a tool that only other servers run is a call, and a result that the model reads as JSON."""
+    for items, (name, arguments, result) in FOREIGN:
+        talk = _conversation([{"role": "user", "content": "a"}, *items, message("b")])
+        _, asked, answered, said = talk.messages
+        [call] = asked["tool_calls"]
+        assert call["function"] == {"name": name, "arguments": arguments}, items
+        assert answered == {"role": "tool", "tool_call_id": call["id"], "name": name, "content": result}, items
+        assert said["content"] == "b"
+
+
+def test_kept_items_of_another_server_are_read_as_they_were_sent():
+    for items, _ in FOREIGN:
+        sent = [{"role": "user", "content": "a"}, *items]
+        body = parse({"input": sent})
+        kept = kept_items(body.input)
+        assert all(item["id"] for item in kept)
+        talk = conversation_of([], None, kept, "previous_response_id")
+        assert [_plain(each) for each in talk.messages] == [_plain(each) for each in _conversation(sent).messages]
+
+
+def _plain(message):
+    """Return a message without the ids of its calls."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return {name: message.get(name) for name in ("role", "name", "content")} | {"calls": calls}
+
+
+def test_a_screenshot_of_another_server_s_computer_is_a_picture():
+    shown = {"type": "computer_screenshot", "image_url": "data:image/png;base64,aGk="}
+    items = [
+        {"type": "computer_call", "call_id": "c", "action": {"type": "screenshot"}},
+        {"type": "computer_call_output", "call_id": "c", "output": shown},
+    ]
+    talk = _conversation([{"role": "user", "content": "a"}, *items])
+    assert (talk.messages[-1]["content"], talk.pictures) == ([{"type": "image"}], [shown["image_url"]])
+
+
+def test_what_only_another_server_can_read_is_left_out_and_reported(app: App):
+    said = {"role": "user", "content": "say:x"}
+    for item, told in (
+        ({"type": "compaction", "id": "c", "encrypted_content": "x"}, "input[0]"),
+        ({"type": "image_generation_call", "id": "ig", "result": "aGk="}, "input[0].result"),
+        ({"type": "web_search_call", "id": "w", "results": [{"encrypted_content": "x"}]}, "input[0].results[0]."),
+        (
+            {
+                "type": "mcp_call",
+                "id": "m",
+                "name": "f",
+                "arguments": "",
+                "output": {"url": "data:image/png;base64,aGk="},
+            },
+            "input[0].output.url",
+        ),
+    ):
+        answer = app.post(PATH, input=[item, said], max_output_tokens=2)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-tureen-ignored"].startswith(told)
+    talk = _conversation([{"type": "mcp_call", "id": "m", "name": "f", "arguments": "", "output": "data: x"}])
+    assert talk.messages[0]["tool_calls"][0]["function"]["arguments"] == {}
+    assert talk.messages[1]["content"] == '{"output":"data: x"}'
+
+
 def test_an_answer_can_be_sent_back_as_it_came(client):
     said = f"say:<think>a</think>b{CALL}"
     answer = client.responses.create(model="fake-model", input=said, tools=[WEATHER])
@@ -336,6 +472,8 @@ def test_an_answer_can_be_sent_back_as_it_came(client):
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "input[0].content[0].file_id"),
         ([{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),
         ([{"type": "function_call_output", "call_id": "x", "output": "a"}], "input[0].call_id"),
+        ([{"type": "shell_call_output", "call_id": "x", "output": []}], "input[0].call_id"),
+        ([{"type": "foreign_item", "item": {}}], "input[0].type"),
         ([{"type": "reasoning", "id": "x", "summary": [{"type": "text"}]}], "input[0].summary[0].type"),
     ],
 )

@@ -67,6 +67,8 @@ def test_an_update_to_a_model_that_is_not_there_fails_in_the_words_of_the_page(a
     assert told["message"] == f"Failed to get weights iterator: {name} (repository not found)."
     assert told["error"]["param"] == "model_path"
     assert app.post(path).json()["message"].startswith("Failed to update weights: ")
+    left = app.post("/destroy_weights_update_group", group_name="x").json()
+    assert left["message"] == left["error"]["message"]
 
 
 def test_adapters_that_cannot_be_loaded_or_unloaded_say_so_in_sglangs_fields(app: App):
@@ -144,8 +146,8 @@ def test_a_wrong_body_of_vertex_is_refused_by_name(app: App, body, field):
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
 def test_a_model_that_classifies_is_not_there_and_that_is_said(app: App, path):
-    error = app.error(path=path, input="a")
-    assert error["code"] == "not_a_classification_model"
+    for body in ({"input": "a"}, {"text": "a"}, {"text": 5}, {}):
+        assert app.error(path=path, **body)["code"] == "not_a_classification_model"
 
 
 def test_embeddings_of_a_file_below_the_media_path_are_a_prompt(tmp_path):

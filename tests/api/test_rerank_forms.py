@@ -273,6 +273,15 @@ def test_tei_s_info_tells_the_kind_of_model(servers):
     assert "model_type" not in kinds["filling"]
 
 
+def test_classify_reads_text_as_another_name_of_input(servers):
+    app = servers["classifying"]
+    texts = ["bb", ["a", "b"]]
+    assert post(app, "/classify", text=texts)["data"] == post(app, "/classify", input=texts)["data"]
+    assert post(app, "/classify", text="bb", input="bb")["data"] == post(app, "/classify", input="bb")["data"]
+    for body, field in (({"text": ["a", ""]}, "text[1]"), ({"text": "a", "input": "b"}, "text"), ({}, "input")):
+        assert post(app, "/classify", 400, **body)["error"]["param"] == field
+
+
 def test_tei_predicts_labels_of_a_text_a_pair_and_a_batch(servers):
     app = servers["classifying"]
     [best, *_] = post(app, "/predict", inputs="bb")

@@ -79,6 +79,9 @@ def test_the_prompt_s_tokens_with_logprobs(app: App):
 
 
 def test_alternatives_of_each_token(app: App):
+    off = detailed(app, "abc", top_n_tokens=0, max_new_tokens=4)["details"]
+    assert "top_tokens" not in off
+    assert app.post("/generate", inputs="abc", parameters={"top_n_tokens": 0}).status_code == 200
     details = detailed(app, "abc", top_n_tokens=3, max_new_tokens=4)["details"]
     assert [len(one) for one in details["top_tokens"]] == [3] * 4
     params = {"temperature": 0, "max_new_tokens": 4}
@@ -170,7 +173,7 @@ BAD_PARAMETERS = {
     "watermark": [True, 1],
     "details": [1],
     "decoder_input_details": [True, 1],
-    "top_n_tokens": [0, 6, 2],
+    "top_n_tokens": [-1, 6, 2],
     "best_of": [0, 129, 2],
     "adapter_id": [5, ["x"]],
     "grammar": [

@@ -170,6 +170,19 @@ def test_token_ids_come_out_with_the_model_s_own_log_probabilities(app):
     assert choice["weight_version_ranges"] == [{"version": "default", "start": 0, "end": 4}]
 
 
+def test_minus_one_returns_the_log_probabilities_of_the_whole_vocabulary(app):
+    params = {"max_tokens": 1, "logprobs": -1, "prompt_logprobs": -1}
+    answer = app.post(TOKENS, token_ids=list(b"ab"), sampling_params=params).json()
+    size = app.state.context.info.vocab_size
+    assert len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == size
+    assert len(answer["prompt_logprobs"][1]) == size
+    one = app.post(TOKENS, token_ids=list(b"ab"), sampling_params=params | {"prompt_logprobs": 1}).json()
+    assert len(one["prompt_logprobs"][1]) <= 2
+    long = {"max_tokens": 100, "logprobs": -1, "n": 64}
+    error = app.post(TOKENS, token_ids=[97], sampling_params=long).json()["error"]
+    assert (error["param"], "-1 could return" in error["message"]) == ("sampling_params.logprobs", True)
+
+
 def test_a_stream_of_token_ids_is_the_answer_in_pieces(app):
     body = {"token_ids": [97], "sampling_params": {"max_tokens": 5, "seed": 3, "n": 2, "logprobs": 0}}
     whole = app.post(TOKENS, **body).json()["choices"]

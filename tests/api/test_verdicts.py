@@ -178,7 +178,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """What a field needs beside itself."""
 
-OF_A_CHAT = ("tools", "tool_choice", "add_generation_prompt", "chat_template_kwargs", "reasoning")
+OF_A_CHAT = ("tools", "tool_choice", "add_generation_prompt", "chat_template_kwargs", "reasoning", "thinking")
 """Fields of /tokenize that need messages."""
 
 WITH_LOGPROBS = ("logprobs_mode", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids")

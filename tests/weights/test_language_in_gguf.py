@@ -11,6 +11,7 @@ import tiny_models
 from safetensors.numpy import save_file
 
 from tureen.errors import StartupError
+from tureen.weights.facts import file_facts
 from tureen.weights.source import load_tokenizer, model_config, resolve_model
 from tureen.weights.stored import iter_stored, to_float32
 
@@ -62,6 +63,12 @@ def test_the_text_weights_are_those_of_the_gguf_file(folder):
 def test_the_tokenizer_is_that_of_the_gguf_file(folder):
     found, alone = load_tokenizer(_source(folder)), load_tokenizer(_source(folder / "language.gguf"))
     assert found.encode("Two stars!") == alone.encode("Two stars!")
+
+
+def test_the_facts_count_the_gguf_file_and_the_safetensors(folder):
+    alone = file_facts(_source(folder / "language.gguf"))
+    assert alone.num_parameters > 0
+    assert file_facts(_source(folder)) == (alone.num_parameters + 4, alone.quantization)
 
 
 def test_a_gguf_file_that_config_json_does_not_name_is_not_read(folder):

@@ -820,6 +820,7 @@ def test_the_facts_of_a_gguf_file_are_its_number_of_elements_and_its_type(tmp_pa
 
 
 def test_the_facts_of_safetensors_are_unknown_where_numbers_are_packed(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     save_file({"a": np.zeros((3, 4), np.float16), "b": np.zeros(5, np.float32)}, tmp_path / "model.safetensors")
     assert file_facts(ModelSource("model", tmp_path, "safetensors")) == (17, "F16")
     save_file({"a": np.zeros((3, 4), np.int32), "b": np.zeros(5, np.float32)}, tmp_path / "model.safetensors")

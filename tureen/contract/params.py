@@ -492,7 +492,7 @@ def _token_faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str
         if not 0 <= token_id < vocab_size:
             yield "logit_bias", f"must have token ids in [0, {vocab_size}) as keys, got {echo(token_id)}"
         if not -MAX_BIAS <= bias <= MAX_BIAS:
-            yield "logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}], got {echo(bias)}"
+            yield "logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}], got {echo(bias)} for {token_id}"
 
 
 def without_history(params: SamplingParams) -> SamplingParams:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from tureen.control.admin import num_ranks
 from tureen.control.received_routes import Cached, admin_entry
-from tureen.control.weight_exchange import ExchangeOptions
+from tureen.control.weight_exchange import ExchangeOptions, group_failed
 from tureen.control.weight_group import Membership, WeightGroups
 from tureen.control.weight_updates import WeightUpdates
 from tureen.errors import InvalidRequest, echo
@@ -150,9 +150,9 @@ def _group_routes(state: ServerState, updates: WeightUpdates, groups: WeightGrou
     transfer = Docs("Control", "The same for vLLM's clients.", (InitBody,), {"init_info": EXAMPLE})
     leaving = Docs("Control", "Leave a trainer's process group.", (GroupName,), {"group_name": GROUP})
     return [
-        admin_entry("/init_weights_update_group", init, joining),
-        admin_entry("/init_weight_transfer_engine", init_transfer, transfer),
-        admin_entry("/destroy_weights_update_group", destroy, leaving),
+        admin_entry("/init_weights_update_group", init, joining, group_failed),
+        admin_entry("/init_weight_transfer_engine", init_transfer, transfer, group_failed),
+        admin_entry("/destroy_weights_update_group", destroy, leaving, group_failed),
     ]
 
 

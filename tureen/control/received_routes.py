@@ -16,7 +16,7 @@ from tureen.control.training_routes import Flag, is_true, read_query
 from tureen.control.weight_exchange import ExchangeOptions, Version, not_updated
 from tureen.control.weight_updates import WeightUpdates
 from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
-from tureen.http.dialect import Docs, Entry, read_body
+from tureen.http.dialect import Docs, Entry, RenderError, read_body
 
 BINARY = ("application/octet-stream", "application/vnd.safetensors", "application/safetensors")
 PICKLE_MARKS = (b"\x80", b"PK\x03\x04")
@@ -152,9 +152,9 @@ def _body_routes(updates: WeightUpdates) -> list[Entry]:
     ]
 
 
-def admin_entry(path: str, endpoint: Any, docs: Docs) -> Entry:
+def admin_entry(path: str, endpoint: Any, docs: Docs, render_error: RenderError = not_updated) -> Entry:
     """Return a route for operators, with errors that SGLang's clients read."""
-    return Entry(path, endpoint, access="admin", methods=["POST"], docs=docs, render_error=not_updated)
+    return Entry(path, endpoint, access="admin", methods=["POST"], docs=docs, render_error=render_error)
 
 
 def _decoded(text: str, index: int) -> bytes:

@@ -166,14 +166,23 @@ def success(num_paused: int, options: ExchangeOptions, state: ServerState) -> di
     if options.weight_version is not None:
         message += f" Weight version updated to {options.weight_version}."
     if num_paused:
-        message += f" {num_paused} paused requests continue with them, recomputed from their first token."
+        continuing = "1 paused request continues" if num_paused == 1 else f"{num_paused} paused requests continue"
+        message += f" {continuing} with them, recomputed from their first token."
     answer = {"success": True, "message": message, "num_paused_requests": num_paused}
     return answer | _restarted(state, message)
 
 
 def not_updated(error: TureenError) -> Response:
     """Returns an error with the fields that SGLang's clients read beside our own."""
-    message = getattr(error, "summary", f"Failed to update weights: {error.message}")
+    return _failed(error, getattr(error, "summary", f"Failed to update weights: {error.message}"))
+
+
+def group_failed(error: TureenError) -> Response:
+    """Returns an error about a process group in the same form."""
+    return _failed(error, error.message)
+
+
+def _failed(error: TureenError, message: str) -> Response:
     return error_answer(error, {"success": False, "message": message, "num_paused_requests": 0} | error_object(error))
 
 

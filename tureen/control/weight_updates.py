@@ -113,9 +113,9 @@ class WeightUpdates:
         if part.num_paused is not None:
             return success(part.num_paused, options, self._state)
         num_missing = len(part.received.missing)
-        message = (
-            f"{part.num_tensors} tensors arrived, and {num_missing} weights are missing until the update is ended."
-        )
+        tensors = "1 tensor" if part.num_tensors == 1 else f"{part.num_tensors} tensors"
+        missing = "1 weight is" if num_missing == 1 else f"{num_missing} weights are"
+        message = f"{tensors} arrived, and {missing} missing until the update is ended."
         return {"success": True, "message": message, "num_missing": num_missing}
 
     def success(self, message: str, num_paused: int, options: ExchangeOptions) -> dict[str, Any]:

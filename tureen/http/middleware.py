@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tureen.errors import Forbidden, InvalidRequest, PayloadTooLarge, RequestTimeout, TureenError, echo
 from tureen.http.awake import AwakeTimer
 from tureen.http.call import ClientCall, call_of, error_response_for
-from tureen.http.dialect import Entry, dialects
+from tureen.http.dialect import Entry, RenderError, dialects
 from tureen.http.errors import error_response
 from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK, UNIX
@@ -58,6 +58,9 @@ class Gate:
         self._hosts = Hosts(self._config)
         self._bad_requests = RateLimit(count=20, interval_s=1.0)
         self._forms = [form for dialect in dialects() for form in dialect.errors_below.items()]
+        self._client_forms = {
+            name.encode(): form for dialect in dialects() for name, form in dialect.errors_with.items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,13 +83,7 @@ class Gate:
 
         try:
             route = find_route(scope)
-            if isinstance(route, Entry):
-                call.render_error = route.render_error
-            elif route is None:
-                path = scope["path"]
-                call.render_error = next(
-                    (form for start, form in self._forms if path.startswith(start)), error_response
-                )
+            call.render_error = self._form(scope, route)
             check_access(call, scope, route, self._state.common.keys, self._hosts, self._config.allowed_origins)
             with self._visit(call, scope, route) as account:
                 if account is not None:
@@ -101,6 +98,17 @@ class Gate:
             raise
         finally:
             self._note(call, scope, status, time.monotonic() - started_s)
+
+    def _form(self, scope: Scope, route: BaseRoute | None) -> RenderError:
+        """Returns the function that writes errors: of the route's API, or else of the client's."""
+        form: RenderError = error_response
+        if isinstance(route, Entry):
+            form = route.render_error
+        elif route is None:
+            form = next((form for start, form in self._forms if scope["path"].startswith(start)), form)
+        if form is not error_response:
+            return form
+        return next((self._client_forms[name] for name, _ in scope["headers"] if name in self._client_forms), form)
 
     def _visit(
         self, call: ClientCall, scope: Scope, route: BaseRoute | None

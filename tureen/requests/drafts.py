@@ -19,7 +19,13 @@ from tureen.requests.planning import Sampling, name_requests
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, Reading
+from tureen.requests.shared_fields import MAX_TOP_LOGPROBS
 from tureen.requests.state import Context, ServerState
+
+ALL = -1
+"""Number of alternatives that stands for the whole vocabulary, as in vLLM."""
+MAX_LOGPROBS = 1 << 20
+"""Most log-probabilities of an answer that asks for the whole vocabulary; as JSON they take some 50 MB."""
 
 SEED_BITS = 52
 """Bits of a seed that the server draws. With a sample's index added it is still exact as a float64, the only number
@@ -360,3 +366,23 @@ def _spec(name: str, params: SamplingParams, config: Config) -> GrammarSpec:
         name, value = "regex", DTYPES[value]
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return GrammarSpec(name, text, params.grammar_after, params.strict_schema, config.regex_unicode)  # type: ignore[arg-type]
+
+
+def check_all_fit(requests: Sequence[GenerateRequest], field: str) -> None:
+    """Raise InvalidRequest if the answer could have too many log-probabilities, because `field` is -1."""
+    count = sum(_num_logprobs(request) for request in requests)
+    if count > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"{field}: -1 could return {count} log-probabilities; at most {MAX_LOGPROBS} fit an answer: lower the "
+            f"limit of the output, send a shorter prompt, or ask for 0 to {MAX_TOP_LOGPROBS}",
+            field=field,
+        )
+
+
+def _num_logprobs(request: GenerateRequest) -> int:
+    """Return the most alternatives that an answer has for a request."""
+    spec = request.logprobs
+    if spec is None:
+        return 0
+    num_prompt = len(request.token_ids) - spec.prompt_start if spec.prompt_start >= 0 else 0
+    return spec.top * (num_prompt + request.max_new_tokens)

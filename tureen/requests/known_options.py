@@ -61,6 +61,13 @@ def folded(name: str) -> str:
 
 
 @cache
+def names_elsewhere() -> frozenset[str]:
+    """Returns the folded names of the fields that some API has, whether or not they act."""
+    names = [name for _, part in _parts() for name in (*part.struct.__struct_fields__, *part.table.verdicts)]
+    return frozenset(map(folded, (*names, *known_options().harmless.names)))
+
+
+@cache
 def acting_fields() -> dict[str, ActingField]:
     """Returns the fields that change the answer in some API, by their folded names: all fields that dialects honour or
     refuse, and those that only other servers have, except the harmless ones."""

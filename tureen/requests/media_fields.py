@@ -116,7 +116,9 @@ def _reference(reference: MediaReference, field: str) -> str:
         )
     url, others = reference.get("url"), sorted(reference.keys() - {"url", "detail"})
     if not isinstance(url, str) or others:
-        got = f"got {echo(others[0])} too" if others else f"got url {echo(url)}"
+        got = f"got url {echo(url)}"
+        if others:
+            got = f"got {echo(others[0])}" + (" too" if "url" in reference else " and no url")
         raise InvalidRequest(
             f'{field}: an object for a picture is {{"url": URL, data: URL, path or base64}}; {got}', field=field
         )

@@ -18,6 +18,9 @@ EFFORT = "reasoning_effort"
 """Variable with OpenAI's reasoning effort in chat templates."""
 
 
+NOT_THINKING = "this model does not think before it answers"
+"""Why a field about reasoning has no effect."""
+
 NEAR = 0.8
 """Minimum similarity at which a name counts as a typing error of another."""
 
@@ -36,10 +39,12 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
             return {name: enable}
     thinks = context.reasoning_format is not None
     if enable and not thinks:
-        telling.tell(field, "this model does not think before it answers")
+        telling.tell(field, NOT_THINKING)
     if thinks and not enable:
         raise InvalidRequest(
-            f"{field}: this model's chat template cannot turn reasoning off; leave it out", field=field
+            f"{field}: this model always thinks, because its chat template cannot turn reasoning off; leave the field "
+            "out, or serve a model that can switch reasoning",
+            field=field,
         )
     return {}
 

@@ -262,16 +262,16 @@ def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: st
     return choice if tools else ToolChoice("none")
 
 
-def read_arguments(text: str) -> dict[str, Any] | str:
-    """Parse the arguments of a call that a client sends back: an object; blank text and null are {}.
+def read_arguments(text: str | None) -> dict[str, Any] | str:
+    """Parse the arguments of a call that a client sends back: an object; blank text, null and None are {}.
 
     Return any other text as it is: a model wrote it in an earlier answer, and refusing it would end the conversation.
     """
     try:
-        arguments = msgspec.json.decode(text) if text.strip() else None
+        arguments = msgspec.json.decode(text) if text and text.strip() else None
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return text
-    if arguments is None:
+        arguments = text
+    if text is None or arguments is None:
         return {}
     return arguments if isinstance(arguments, dict) else text
 

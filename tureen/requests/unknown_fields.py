@@ -12,11 +12,14 @@ from msgspec import inspect
 from tureen.errors import InvalidRequest, echo, excerpt
 from tureen.requests import telling
 from tureen.requests.allowed import members, type_info
-from tureen.requests.known_options import acting_fields, folded, is_off, known_options, same_here
+from tureen.requests.known_options import acting_fields, folded, is_off, known_options, names_elsewhere, same_here
 from tureen.requests.verdicts import FieldTable, beside_reason
 
 NEAR = 0.8
 """Minimum similarity of two names (difflib) at which one counts as a typing error of the other."""
+
+UNSURE = 0.6
+"""The same for a name that no API has, which is refused anyway."""
 
 MAX_UNKNOWN = 64
 """Maximum number of unknown names in a body, because comparing each with the known ones takes time."""
@@ -28,8 +31,12 @@ NULLABLE = inspect.NoneType, inspect.AnyType
 def refuse(name: str, known: Collection[str], where: str = "", way_out: str = "") -> NoReturn:
     """Raises InvalidRequest for an unknown field, with advice or the closest known name. `where`: what the error calls
     the object that has it; "" = the body itself."""
-    hints = [] if way_out else difflib.get_close_matches(name[:64], known, n=1)
+    is_elsewhere = folded(name) in names_elsewhere()
+    cutoff = NEAR if is_elsewhere else UNSURE
+    hints = [] if way_out else difflib.get_close_matches(name[:64], known, n=1, cutoff=cutoff)
     hint = _did_you_mean(hints[0]) if hints else way_out
+    if not hint and is_elsewhere:
+        hint = "; other APIs have this field, this one does not: leave it out"
     place = f" in {where}" if where else ""
     raise InvalidRequest(
         f"unknown field {echo(name)}{place}{hint}",

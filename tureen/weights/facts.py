@@ -35,10 +35,14 @@ def file_facts(source: ModelSource) -> FileFacts:
         if source.format == "gguf":
             return _gguf_facts(source)
         tensors = [tensor for path in weight_files(source.path) for tensor in SafetensorsFile(path).tensors.values()]
+        language = FileFacts() if source.gguf is None else _gguf_facts(source)
     except (StartupError, OSError):
         return FileFacts()
     encoding = _commonest(tensors)
-    return FileFacts(0 if encoding in PACKED else sum(tensor.num_elements for tensor in tensors), encoding)
+    if encoding in PACKED:
+        return FileFacts(0, language.quantization or encoding)
+    count = language.num_parameters + sum(tensor.num_elements for tensor in tensors)
+    return FileFacts(count, language.quantization or encoding)
 
 
 def _gguf_facts(source: ModelSource) -> FileFacts:
@@ -47,7 +51,9 @@ def _gguf_facts(source: ModelSource) -> FileFacts:
     number = gguf.metadata.get("general.file_type")
     name = FILE_TYPES[number] if isinstance(number, int) and 0 <= number < len(FILE_TYPES) else ""
     tensors = list(gguf.tensors.values())
-    return FileFacts(sum(tensor.num_elements for tensor in tensors), name or _commonest(tensors))
+    vision = () if source.projector is None else source.projector.tensors.values()
+    count = sum(tensor.num_elements for tensor in (*tensors, *vision))
+    return FileFacts(count, name or _commonest(tensors))
 
 
 def _commonest(tensors: Iterable[TensorInfo]) -> str:

@@ -1,4 +1,4 @@
-"""What the pages start and stop servers with."""
+"""Helpers of the pages: starting and stopping servers, and joining the pieces of a stream."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any
 
 POLL_S = 0.2
 
@@ -50,6 +52,30 @@ def terminate_process(process: subprocess.Popen[str]) -> None:
     """End a server that `launch_server_cmd` has started."""
     process.terminate()
     process.wait()
+
+
+def trim_overlap(existing_text: str, new_chunk: str) -> str:
+    """Return a chunk without its longest beginning that the text before already ends with."""
+    longest = min(len(existing_text), len(new_chunk))
+    overlap = next((size for size in range(longest, 0, -1) if existing_text.endswith(new_chunk[:size])), 0)
+    return new_chunk[overlap:]
+
+
+def stream_and_merge(llm: Any, prompt: str, sampling_params: dict[str, Any]) -> str:
+    """Return the text of a stream of an engine, whether its chunks are whole texts or pieces."""
+    text = ""
+    for chunk in llm.generate(prompt, sampling_params, stream=True):
+        text += trim_overlap(text, chunk["text"])
+    return text
+
+
+async def async_stream_and_merge(llm: Any, prompt: str, sampling_params: dict[str, Any]) -> AsyncIterator[str]:
+    """Yield the new text of each chunk of a stream of an engine."""
+    text = ""
+    async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):
+        new = trim_overlap(text, chunk["text"])
+        text += new
+        yield new
 
 
 def print_highlight(html_content: object) -> None:

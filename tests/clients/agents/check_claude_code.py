@@ -25,6 +25,12 @@ def test_a_turn(url, tmp_path):
     assert answer["usage"]["output_tokens"] > 0
 
 
+def test_a_turn_with_the_name_of_a_model_of_anthropic_s(url, tmp_path):
+    """For these names it asks the model to think, which the default model cannot: the server reports the field."""
+    answer = ask(tmp_path, url, CAPITAL, "--model", "claude-sonnet-4-5")
+    assert (answer["is_error"], answer["num_turns"], "Paris" in answer["result"]) == (False, 1, True), answer
+
+
 def test_a_tool_is_called_and_its_result_is_read(url, tmp_path):
     (tmp_path / "note.txt").write_text(NOTE, encoding="utf-8")
     prompt = repeat_call("Bash", {"command": "cat note.txt"})

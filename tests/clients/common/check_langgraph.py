@@ -15,6 +15,8 @@ CLIENT = "LangGraph's agents (Python)"
 PACKAGES = ("langchain", "langgraph")
 NOTES = (
     "A form that is given as a call needs parallel_tool_calls: false; a model that calls it twice is an error there.",
+    'Exchange: POST /v1/chat/completions with `"tool_choice": "required"` may get `"tool_calls": '
+    '[{…"name": "Person"…}, {…"name": "Person"…}]`, which is valid.',
 )
 
 

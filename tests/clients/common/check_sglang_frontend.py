@@ -12,6 +12,8 @@ PACKAGES = ("sglang",)
 NOTES = (
     "Two ways of `select` read log-probabilities of the prompt that they did not ask for, or that the protocol gives "
     "as null; SGLang's own server of that version fails them too.",
+    'Exchange: POST /generate with `"sampling_params": {"max_new_tokens": 0}, "return_logprob": true` and'
+    ' no `logprob_start_len` gets `"input_token_logprobs": []`, whose entries the client reads.',
 )
 
 FRANCE = "The capital of France is"

@@ -12,6 +12,8 @@ PACKAGES = ("guidellm",)
 NOTES = (
     "On a busy machine its report may lack the last request, which the server answered: it leaves when its workers are "
     "done, without the result that is still on its way from them (scheduler/worker_group.py of 0.8.1).",
+    'Exchange: POST /v1/chat/completions with `"stream": true, "max_completion_tokens": 16` gets 200 and '
+    "all chunks up to `data: [DONE]`, which the report does not count.",
 )
 
 

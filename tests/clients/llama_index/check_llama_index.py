@@ -11,7 +11,11 @@ from questions import CAPITAL, DESCRIBE, WEATHER, Person, get_weather
 
 CLIENT = "LlamaIndex"
 PACKAGES = ("llama-index-llms-openai-like",)
-NOTES = ("Closing its stream does not close the connection: the server goes on until the answer ends.",)
+NOTES = (
+    "Closing its stream does not close the connection: the server goes on until the answer ends.",
+    'Exchange: POST /v1/chat/completions with `"stream": true` gets chunks up to `data: [DONE]` on the '
+    "connection, which stays open after the client closed the stream.",
+)
 
 TOOL = FunctionTool.from_defaults(get_weather)
 ASK = [ChatMessage(role="user", content=CAPITAL)]

@@ -1,6 +1,7 @@
 // Anthropic's official JavaScript client.
 import assert from "node:assert/strict";
 import Anthropic from "@anthropic-ai/sdk";
+import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
 import { CAPITAL, LONG, WEATHER, check, done, leaves, url } from "./questions.mjs";
 
 const client = new Anthropic({ baseURL: url, apiKey: "none", maxRetries: 0 });
@@ -24,6 +25,19 @@ for (const type of ["any", "tool"]) {
 await check("a tool that is offered", async () => {
   const answer = await client.messages.create(ask(WEATHER, { tools: [{ ...tool, strict: true }] }));
   assert.ok(answer.content.length);
+});
+await check("the runner calls a tool and sends its result", async () => {
+  const asked = [];
+  const run = ({ city }) => `It is sunny in ${asked[asked.push(city) - 1]}.`;
+  const runner = client.beta.messages.toolRunner(ask(WEATHER, {
+    tools: [betaTool({ name: tool.name, description: "The weather in a city", inputSchema: tool.input_schema, run })],
+    tool_choice: { type: "any" },
+    max_iterations: 2,
+  }));
+  const answers = [];
+  for await (const message of runner) answers.push(message);
+  assert.equal(answers.length, 2);
+  assert.equal(typeof asked[0], "string");
 });
 await check("tokens are counted", async () => {
   const counted = await client.messages.countTokens({ model: "default", messages: [{ role: "user", content: CAPITAL }] });

@@ -124,7 +124,7 @@ class AnthropicServerToolUseBlock(
 
     id: str
     name: str
-    input: JsonObject = {}
+    input: JsonObject | None = None
 
 
 class AnthropicServerToolResultBlock(
@@ -156,7 +156,21 @@ class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
     id: str
     name: str
-    input: JsonObject
+    input: JsonObject | None = None
+
+
+class AnthropicCompactionBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="compaction"):
+    """A summary of the conversation that another server wrote. The model reads it as text."""
+
+    content: str | None = None
+
+
+class AnthropicUploadBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="container_upload"
+):
+    """A file for the tools of another server. It is not kept here, so it is left out and reported."""
+
+    file_id: str
 
 
 ShownBlock = AnthropicTextBlock | AnthropicImageBlock | AnthropicDocumentBlock | AnthropicSearchResultBlock
@@ -183,6 +197,8 @@ Block = (
     | AnthropicToolResultBlock
     | AnthropicServerToolUseBlock
     | AnthropicServerToolResultBlock
+    | AnthropicCompactionBlock
+    | AnthropicUploadBlock
 )
 
 

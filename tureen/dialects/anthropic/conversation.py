@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tureen.dialects.anthropic.body import (
+    AnthropicCompactionBlock,
     AnthropicDocumentBlock,
     AnthropicEncodedSource,
     AnthropicFetchedSource,
@@ -22,6 +23,7 @@ from tureen.dialects.anthropic.body import (
     AnthropicThinkingBlock,
     AnthropicToolResultBlock,
     AnthropicToolUseBlock,
+    AnthropicUploadBlock,
     Block,
     ShownBlock,
 )
@@ -60,6 +62,8 @@ class AnthropicConversation:
                 self._add_result(path, block)
             elif isinstance(block, ShownBlock):
                 parts += self._parts(path, block)
+            elif isinstance(block, AnthropicUploadBlock):
+                telling.tell(path, "the server keeps no files for tools")
             else:
                 raise _misplaced(path, block, "user")
         if len(self.messages) == num_before and not parts:  # such as a document without text
@@ -95,13 +99,15 @@ class AnthropicConversation:
         for path, block in blocks:
             if isinstance(block, AnthropicTextBlock):
                 texts.append(block.text)
+            elif isinstance(block, AnthropicCompactionBlock):
+                texts += [block.content] if block.content else []
             elif isinstance(block, AnthropicThinkingBlock):
                 thoughts.append(block.thinking)
             elif isinstance(block, AnthropicRedactedThinkingBlock):
                 telling.tell(path, "another server encrypted it, so it cannot be read here")
             elif isinstance(block, AnthropicToolUseBlock | AnthropicServerToolUseBlock):
                 self._names[block.id] = block.name
-                function = {"name": block.name, "arguments": block.input}
+                function = {"name": block.name, "arguments": block.input or {}}
                 calls.append({"id": block.id, "type": "function", "function": function})
             else:
                 raise _misplaced(path, block, "assistant")

@@ -18,4 +18,5 @@ DIALECT = Dialect(
             "`POST /v1/messages`", "See [Anthropic's API](anthropic.md). Sampling parameters too.", AnthropicBody
         ),
     ),
+    errors_with={"anthropic-version": anthropic.error_response},
 )

@@ -18,7 +18,7 @@ from tureen.http.dialect import Docs, Entry, read_body_with
 from tureen.requests import tokenising
 from tureen.requests.body import convert, offered
 from tureen.requests.offload import offload
-from tureen.requests.state import ServerState
+from tureen.requests.state import Context, ServerState
 from tureen.text.tokenizer import Tokenizer
 
 
@@ -103,7 +103,7 @@ def properties(state: ServerState) -> dict[str, Any]:
         "chat_template_caps": {},
         "modalities": {"vision": state.media is not None, "audio": False},
         "bos_token": _text(info.bos_token_id, context.tokenizer),
-        "eos_token": _text(info.eos_token_ids[0] if info.eos_token_ids else None, context.tokenizer),
+        "eos_token": _eos(context),
         "build_info": f"tureen {__version__}",
         "is_sleeping": False,
     }
@@ -121,6 +121,12 @@ def _slot(index: int, running: int, state: ServerState) -> dict[str, Any]:
 
 def _tokens(tokens: Sequence[Any]) -> Response:
     return Response(msgspec.json.encode({"tokens": tokens}), media_type="application/json")
+
+
+def _eos(context: Context) -> str:
+    """Return the text of the tokenizer's own end token, or else of the model's first one."""
+    named, ids = context.tokenizer.named_tokens.get("eos_token"), context.info.eos_token_ids
+    return named or _text(ids[0] if ids else None, context.tokenizer)
 
 
 def _text(token_id: int | None, tokenizer: Tokenizer) -> str:

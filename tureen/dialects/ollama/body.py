@@ -127,7 +127,7 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     think: Annotated[
         bool | Literal["low", "medium", "high"] | None,
-        Meta(description="Whether the model thinks first, for models that can switch it; levels are refused."),
+        Meta(description="Whether the model thinks, for models that can switch it; without levels, a level is true."),
     ] = None
     keep_alive: Annotated[
         float | str | None,
@@ -192,8 +192,6 @@ def _check(body: OllamaBody, context: Context) -> None:
     check_context(body.options.num_ctx, context)
     if isinstance(body.format, str) and body.format not in ("", "json"):
         raise InvalidRequest(f'format must be "json" or a JSON schema, got {echo(body.format)}', field="format")
-    if isinstance(body.think, str):
-        raise InvalidRequest(f"think must be true or false here, got {echo(body.think)}", field="think")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     check_keep_alive(body.keep_alive)

@@ -16,11 +16,12 @@ from tureen.dialects.ollama.body import (
     sampling_of,
 )
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.chat import Chat
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
-from tureen.requests.thinking_field import thinking_kwargs
+from tureen.requests.thinking_field import effort_kwargs, knows_effort, thinking_kwargs
 from tureen.requests.tool_fields import choose, read_tools
 from tureen.text.messages import Message, Tool, ToolChoice
 
@@ -137,5 +138,9 @@ def prompt_chat(body: OllamaGenerateBody, payload: dict[str, Any], state: Server
     )
 
 
-def _thinking(body: OllamaBody, tools: Sequence[Tool], state: ServerState) -> dict[str, bool]:
-    return {} if body.think is None else thinking_kwargs(bool(body.think), "think", tools, state.context)
+def _thinking(body: OllamaBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
+    if isinstance(body.think, str) and knows_effort(tools, state.context):
+        return dict(effort_kwargs(body.think, "think", tools, state.context))
+    if isinstance(body.think, str):
+        telling.tell("think", "this model's chat template has no reasoning levels")
+    return {} if body.think is None else dict(thinking_kwargs(bool(body.think), "think", tools, state.context))

@@ -4,9 +4,9 @@ and by OpenAI's and vLLM's."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,7 +15,7 @@ from tureen.config import MAX_N
 from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.openai.response_format import ResponseFormat, format_constraints
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, echo
 from tureen.log import get_logger
 from tureen.requests import telling
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, offered, require_equal
@@ -47,9 +47,11 @@ from tureen.requests.shared_fields import (
     Priority,
     ReturnEffective,
 )
-from tureen.requests.state import ServerState
+from tureen.requests.state import Context, ServerState
 from tureen.requests.thinking_budget import ReasoningBudget
+from tureen.requests.thinking_field import NOT_THINKING, thinking_kwargs
 from tureen.requests.verdicts import FieldTable, read_tables
+from tureen.text.messages import Tool
 
 T = TypeVar("T", bound="OpenAIBody")
 
@@ -66,7 +68,21 @@ ThinkingBudget = Annotated[
     Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
     Meta(description="Most tokens of reasoning of each choice; the answer follows. For models that think."),
 ]
+
+
+class ThinkingSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `thinking`, as several hosted models have it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+
+
+Thinking = Annotated[
+    ThinkingSwitch | None, Meta(description="`type`: enabled or disabled, for models that can switch reasoning.")
+]
 IncludeReasoning = Annotated[bool, Meta(description="false: the answer comes without its reasoning.")]
+
+AUDIO_PARTS = ("input_audio", "audio_url", "audio")
+"""Types of parts with audio, of OpenAI and vLLM."""
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -202,12 +218,31 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     return msgspec.structs.replace(body, n=body.n_cmpl)
 
 
+def refuse_audio(kind: object, where: str) -> None:
+    """Raises InvalidRequest for a part with audio. `kind`: the type of the part at `where`."""
+    if kind in AUDIO_PARTS:
+        raise InvalidRequest(
+            f"{where}.type {echo(kind)} is not available: audio is not supported; send its text",
+            field=f"{where}.type",
+            code="not_available",
+        )
+
+
 def budget_of(tokens: int | None, state: ServerState) -> ReasoningBudget | None:
-    """Returns the budget of reasoning that a body sets. Raises InvalidRequest where the model does not think."""
+    """Returns the budget of reasoning that a body sets. Reports it as ignored if the model does not think."""
     field = "thinking_token_budget"
     if tokens is not None and state.context.reasoning_format is None:
-        raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
+        telling.tell(field, NOT_THINKING)
+        return None
     return None if tokens is None else ReasoningBudget(tokens, field)
+
+
+def switch_kwargs(switch: ThinkingSwitch | None, tools: Sequence[Tool], context: Context) -> dict[str, Any]:
+    """Returns the chat template's variable that `thinking` sets. Raises InvalidRequest for a model that always
+    thinks."""
+    if switch is None or switch.type in ("adaptive", "auto"):
+        return {}
+    return dict(thinking_kwargs(switch.type == "enabled", "thinking.type", tools, context))
 
 
 def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> RequestedSampling:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import IncludeReasoning, ThinkingBudget, TokenLimit, TopOrAll
+from tureen.dialects.openai.body import IncludeReasoning, Thinking, ThinkingBudget, ThinkingSwitch, TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import ReturnProgress, TokenBody
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Modality
@@ -69,7 +69,7 @@ class CallFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The function of a call, and its arguments."""
 
     name: Annotated[str, Meta(min_length=1, description="Name of the tool.")]
-    arguments: Annotated[str, Meta(description="A JSON object, as text.")]
+    arguments: Annotated[str | None, Meta(description="A JSON object, as text. Default: {}.")] = None
 
 
 class CallCustom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +92,7 @@ class MessageCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message. An answer's message can be sent back as it came."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[
         str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None, Meta(description="A text, or parts.")
     ] = None
@@ -109,8 +109,12 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     annotations: Annotated[
         Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="Always absent in answers of this server.")
     ] = None
-    audio: Annotated[None, Meta(description="Is null in answers of this server.")] = None
-    function_call: Annotated[None, Meta(description="Replaced by tool_calls.")] = None
+    audio: Annotated[
+        JsonObject | None, Meta(description="Speech of another server, by its id; the model cannot hear it.")
+    ] = None
+    function_call: Annotated[
+        CallFunction | None, Meta(description="Old form of tool_calls; a message of the role function has its result.")
+    ] = None
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -131,6 +135,8 @@ class TemplateBody(Protocol):
     def reasoning_effort(self) -> Effort | None: ...
     @property
     def reasoning(self) -> ReasoningField | None: ...
+    @property
+    def thinking(self) -> ThinkingSwitch | None: ...
 
 
 class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,6 +173,7 @@ class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Effort | None, Meta(description="For chat templates that know it; none also turns enable_thinking off.")
     ] = None
     reasoning: Annotated[ReasoningField | None, Meta(description="Holds effort, as in /v1/responses.")] = None
+    thinking: Thinking = None
     thinking_token_budget: ThinkingBudget = None
     chat_template_kwargs: Annotated[
         JsonObject | None, Meta(description='Variables of the chat template, such as {"enable_thinking": false}.')
@@ -212,6 +219,7 @@ def check_no_template(payload: Mapping[str, Any]) -> None:
 def parse(payload: dict[str, Any]) -> ChatBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
     check_no_template(payload)
+    _check_audio(payload.get("messages"))
     body = token_fields.with_probs(openai_fields.read(payload, ChatBody, TABLE), "top_logprobs", logprobs=True)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
@@ -232,6 +240,15 @@ def parse(payload: dict[str, Any]) -> ChatBody:
     return body
 
 
+def _check_audio(messages: Any) -> None:
+    """Raises InvalidRequest for messages with audio."""
+    for index, message in enumerate(messages[:MAX_MESSAGES] if isinstance(messages, list) else ()):
+        parts = message.get("content") if isinstance(message, dict) else None
+        for number, part in enumerate(parts[:MAX_PARTS] if isinstance(parts, list) else ()):
+            if isinstance(part, dict):
+                openai_fields.refuse_audio(part.get("type"), f"messages[{index}].content[{number}]")
+
+
 def _check_prompt(body: ChatBody) -> None:
     """Raises InvalidRequest unless there are messages or token ids; tells what has no effect beside the latter."""
     if body.input_ids is not None and body.prompt_token_ids is not None:
@@ -243,7 +260,7 @@ def _check_prompt(body: ChatBody) -> None:
         return
     if body.continue_final_message:
         raise InvalidRequest(f"{field} cannot go with continue_final_message; send one", field=field)
-    for name in ("messages", "chat_template_kwargs", "reasoning_effort", "reasoning"):
+    for name in ("messages", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking"):
         if getattr(body, name) is not None:
             telling.tell(name, f"{field} is the prompt")
 
@@ -303,15 +320,21 @@ def template_kwargs(body: TemplateBody, tools: Sequence[Tool], state: ServerStat
         if kwargs.get(name) not in (None, value):
             sent = f"chat_template_kwargs.{name} {echo(kwargs[name])}"
             raise InvalidRequest(f"{field} {echo(level)} contradicts {sent}; send one", field=field)
-    return {**kwargs, **effort}
+    switch = openai_fields.switch_kwargs(body.thinking, tools, state.context)
+    for name, value in switch.items():
+        if {**kwargs, **effort}.get(name) not in (None, value):
+            raise InvalidRequest(f"thinking contradicts another field that sets {name}; send one", field="thinking")
+    return {**kwargs, **effort, **switch}
 
 
 def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
     """Converts messages for chat templates. Raises InvalidRequest for a message that its role cannot have."""
     chat_messages = ChatMessages([], [], [], [])
+    old_calls: dict[str, str] = {}  # name of a function in the old form -> id of its last call
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         _check_role(message, where)
+        message = _in_new_form(message, f"call{index:05d}", old_calls)
         converted: Message = {"role": "system" if message.role == "developer" else message.role}
         content = message.content
         if message.refusal and not isinstance(content, list):
@@ -333,8 +356,22 @@ def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
     return chat_messages
 
 
+def _in_new_form(message: MessageField, call_id: str, old_calls: dict[str, str]) -> MessageField:
+    """Returns a message with tool_calls in place of function_call, or the role tool in place of function.
+
+    `call_id`: the id for a new call, which is added to `old_calls`.
+    """
+    if message.function_call is not None:
+        old_calls[message.function_call.name] = call_id
+        calls = [*(message.tool_calls or ()), MessageCall(id=call_id, function=message.function_call)]
+        return msgspec.structs.replace(message, tool_calls=calls)
+    if message.role == "function":
+        return msgspec.structs.replace(message, role="tool", tool_call_id=old_calls.get(message.name or "", call_id))
+    return message
+
+
 def _check_role(message: MessageField, where: str) -> None:
-    names = ("tool_calls", "reasoning_content", "reasoning", "refusal")
+    names = ("tool_calls", "function_call", "audio", "reasoning_content", "reasoning", "refusal")
     owners = dict.fromkeys(names, "assistant") | {"tool_call_id": "tool"}
     for name, role in owners.items():
         if getattr(message, name) and message.role != role:
@@ -345,7 +382,14 @@ def _check_role(message: MessageField, where: str) -> None:
         raise InvalidRequest(
             f"{where}.tool_call_id is missing: it says which call this is the result of", field=f"{where}.tool_call_id"
         )
-    if message.content is None and not message.tool_calls and not message.refusal:
+    if message.role == "function" and not message.name:
+        raise InvalidRequest(
+            f"{where}.name is missing: send the name of the function that this is the result of", field=f"{where}.name"
+        )
+    if message.audio:
+        telling.tell(f"{where}.audio", "the server keeps no audio, and the model cannot hear it")
+    can_be_empty = message.tool_calls or message.function_call or message.refusal or message.audio
+    if message.content is None and not can_be_empty and message.role != "function":
         raise InvalidRequest(f"{where}.content is missing", field=f"{where}.content")
 
 
@@ -364,7 +408,7 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages:
         if part.type == "refusal" and role != "assistant":
             raise InvalidRequest(f"{field}: only messages of the role assistant refuse", field=f"{field}.type")
         if isinstance(value, FilePart):
-            value = file_text(value.file_data, value.filename, f"{field}.file.file_data")
+            value = file_text(value.file_data, value.filename, f"{field}.file.file_data", "text")
         if isinstance(value, str) and part.type in ("text", "file", "refusal"):
             template_parts.append({"type": "text", "text": value})
             continue

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import token_fields
-from tureen.dialects.openai.body import IncludeReasoning, Label, ThinkingBudget, TokenLimit, TopLogprobs
+from tureen.dialects.openai.body import IncludeReasoning, Label, Thinking, ThinkingBudget, TokenLimit, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, namespaces_of, read_tool_types, tools_of
 from tureen.dialects.openai.token_fields import TokenBody
@@ -125,6 +125,7 @@ class ResponsesBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[list[Included], Meta(max_length=MAX_INCLUDED)] | None,
         Meta(description="message.output_text.logprobs, reasoning.encrypted_content; the rest is always included."),
     ] = None
+    thinking: Thinking = None
     thinking_token_budget: ThinkingBudget = None
     include_reasoning: IncludeReasoning = True
     safety_identifier: Annotated[Label | None, Meta(description="Name of the end user, returned in the answer.")] = None
@@ -232,4 +233,9 @@ def _schema(text_format: ResponsesTextFormat) -> tuple[str, dict[str, Any] | Non
 
 def _template_kwargs(body: ResponsesBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
     effort = None if body.reasoning is None else body.reasoning.effort
-    return {} if effort is None else dict(effort_kwargs(effort, "reasoning.effort", tools, state.context))
+    level = {} if effort is None else dict(effort_kwargs(effort, "reasoning.effort", tools, state.context))
+    switch = openai_fields.switch_kwargs(body.thinking, tools, state.context)
+    for name, value in switch.items():
+        if level.get(name, value) != value:
+            raise InvalidRequest("thinking contradicts reasoning.effort; send one", field="thinking")
+    return level | switch

@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.dialects.openai.body import tell_detail
+from tureen.dialects.openai.body import refuse_audio, tell_detail
+from tureen.dialects.openai.responses_foreign import (
+    COMPACTION,
+    FOREIGN,
+    ForeignCall,
+    ForeignCalls,
+    ResponsesForeign,
+    screenshot,
+)
 from tureen.dialects.openai.responses_tools import joined_name
 from tureen.errors import InvalidRequest, echo
 from tureen.requests import telling
@@ -27,7 +35,7 @@ KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
 )  # fmt: skip
 REFERENCE = "item_reference"
-PREFIXES = dict(zip(KINDS, ("msg", "fc", "fc", "ctc", "ctc", "rs"), strict=True))
+PREFIXES = {**dict(zip(KINDS, ("msg", "fc", "fc", "ctc", "ctc", "rs"), strict=True)), **FOREIGN}
 """Type of an item -> the beginning of its id."""
 PART_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "output_text": {"annotations": [], "logprobs": []},
@@ -99,7 +107,7 @@ class ResponsesFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: Annotated[str, Meta(description="A JSON object, as text.")]
+    arguments: Annotated[str | None, Meta(description="A JSON object, as text. Default: {}.")] = None
     id: str | None = None
     status: Status | None = None
 
@@ -176,6 +184,7 @@ ResponsesItem = (
     | ResponsesCustomOutput
     | ResponsesReasoningItem
     | ResponsesReference
+    | ResponsesForeign
 )
 
 
@@ -190,7 +199,10 @@ def read_items(sent_items: Sequence[Any], name: str = "input") -> list[Any]:
                 item["type"] = "message"
             elif item.keys() == {"id"}:
                 item["type"] = REFERENCE
-            _check_type(item, (*KINDS, REFERENCE), f"{name}[{index}]")
+            if item.get("type") in FOREIGN:
+                items.append({"type": ResponsesForeign.__struct_config__.tag, "item": item})
+                continue
+            _check_type(item, (*KINDS, REFERENCE, *FOREIGN), f"{name}[{index}]")
             for field in ("content", "output", "summary"):
                 if isinstance(item.get(field), list) and len(item[field]) <= MAX_PARTS:
                     item[field] = _parts(item, field, f"{name}[{index}].{field}")
@@ -203,6 +215,7 @@ def _parts(item: Mapping[str, Any], field: str, where: str) -> list[Any]:
     for index, part in enumerate(item[field]):
         if isinstance(part, dict):
             part = {name: value for name, value in part.items() if value is not None}
+            refuse_audio(part.get("type"), f"{where}[{index}]")
             known = REASONING_PARTS[field] if item["type"] == "reasoning" else PARTS
             _check_type(part, known, f"{where}[{index}]")
         parts.append(part)
@@ -223,6 +236,7 @@ class ResponsesConversation:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
         self.sources: list[list[str]] = []  # for each message the items that it was made of, as errors name them
+        self._foreign = ForeignCalls()
         self._names: dict[str, str] = {}  # call_id of each call so far -> the function's name
         self._texts: list[str] = []  # texts of the last message, which may get more
         self._is_turn = False  # the last message is the assistant's, and more of its turn may follow
@@ -236,14 +250,14 @@ class ResponsesConversation:
     def _add(self, item: ResponsesItem, where: str) -> None:
         if isinstance(item, ResponsesReference):
             raise InvalidRequest(f"{where} refers to an unknown item; send the item itself", field=where)
-        if isinstance(item, ResponsesCallOutput | ResponsesCustomOutput):
+        if isinstance(item, ResponsesForeign):
+            self._add_foreign(item.item, where)
+        elif isinstance(item, ResponsesCallOutput | ResponsesCustomOutput):
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):
             self._names[item.call_id] = name = joined_name(item.namespace, item.name)
             sent = {"input": item.input} if isinstance(item, ResponsesCustomCall) else read_arguments(item.arguments)
-            function = {"name": name, "arguments": sent}
-            calls = self._turn().setdefault("tool_calls", [])
-            calls.append({"id": item.call_id, "type": "function", "function": function})
+            self._add_call(item.call_id, name, sent)
         elif isinstance(item, ResponsesReasoningItem):
             text = _reasoning(item, where)
             if text:
@@ -284,6 +298,31 @@ class ResponsesConversation:
             self._begin({"role": "assistant", "content": ""})
         return self.messages[-1]
 
+    def _add_call(self, call_id: str, name: str, arguments: dict[str, Any] | str) -> None:
+        calls = self._turn().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def _add_foreign(self, item: Mapping[str, Any], where: str) -> None:
+        """Adds an item of a tool that another server ran. Raises InvalidRequest for the result of an unknown call."""
+        if item["type"] == COMPACTION:
+            telling.tell(where, "another server encrypted it, so it cannot be read here")
+            return
+        call = self._foreign.call(item, where)
+        if call is not None:
+            self._add_call(call.id, call.name, call.arguments)
+            if call.result is not None:
+                self._add_result(call, call.result)
+            return
+        shown = screenshot(item)
+        called = self._foreign.called(item, where)
+        if shown is not None:
+            self._add_result(called, self._joined([ResponsesInputImage(image_url=shown)], where))
+        else:
+            self._add_result(called, called.result or "")
+
+    def _add_result(self, call: ForeignCall, content: str | list[dict[str, Any]]) -> None:
+        self._begin({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content})
+
     def _add_output(self, item: ResponsesCallOutput | ResponsesCustomOutput, where: str) -> None:
         name = self._names.get(item.call_id)
         if name is None:
@@ -315,7 +354,7 @@ class ResponsesConversation:
                 continue
             field = f"{where}[{index}].file_data"
             if isinstance(part, ResponsesInputFile):
-                text = file_text(part.file_data, part.filename, field)
+                text = file_text(part.file_data, part.filename, field, "input_text")
             else:
                 text = part.text
             template_parts.append({"type": "text", "text": text})
@@ -366,6 +405,8 @@ def kept_items(sent: str | Sequence[ResponsesItem]) -> list[dict[str, Any]]:
 
 def _plain(struct: msgspec.Struct) -> dict[str, Any]:
     """Returns an item or a part as JSON has it, without the fields that were not sent."""
+    if isinstance(struct, ResponsesForeign):
+        return dict(struct.item)
     fields = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
     for name, value in fields.items():
         if isinstance(value, list):
@@ -374,7 +415,10 @@ def _plain(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def _kept(item: dict[str, Any]) -> dict[str, Any]:
-    kept = {"id": f"{PREFIXES[item['type']]}_{uuid.uuid4().hex}", "status": "completed"} | item
+    item_id = f"{PREFIXES[item['type']]}_{uuid.uuid4().hex}"
+    if item["type"] in FOREIGN:
+        return {"id": item_id} | item  # the model reads its status
+    kept = {"id": item_id, "status": "completed"} | item
     if item["type"] == "reasoning":
         return {"summary": []} | kept
     if item["type"] == "message":

@@ -14,28 +14,23 @@ import numpy as np
 from msgspec import Meta
 
 from tureen.contract.params import INT64_MAX
-from tureen.contract.types import GenerateRequest, LogprobSpec, PositionLogprobs, TokenLogprob
+from tureen.contract.types import LogprobSpec, PositionLogprobs, TokenLogprob
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
 from tureen.dialects.openai.body import OpenAIBody, TopLogprobs, TopOrAll
 from tureen.errors import InvalidRequest
 from tureen.requests import telling
 from tureen.requests.body import require_equal
-from tureen.requests.drafts import Plan
+from tureen.requests.drafts import ALL, Plan, check_all_fit
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
 from tureen.requests.prompts import shown_ids
-from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS, CacheKey, Explain
+from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, CacheKey, Explain
 from tureen.requests.state import Context
 from tureen.requests.timings import PromptProgress, timings
 
 NO_PICTURES = "prompt_logprobs: pictures have no log-probabilities; leave it out"
 
-
-ALL = -1
-"""The number of alternatives that means the whole vocabulary, as in vLLM."""
-MAX_LOGPROBS = 1 << 20
-"""Most log-probabilities of an answer that asks for the whole vocabulary; as JSON they take some 50 MB."""
 
 ReturnProgress = Annotated[
     bool, Meta(description="Chunks of a stream say how much of a long prompt is computed, as llama.cpp's do.")
@@ -153,23 +148,7 @@ def check_plan(body: TokenBody, plan: Plan, top_field: str, top: int | None) -> 
         raise InvalidRequest(f"{field} must be a position in a prompt of {shortest} tokens, got {start}", field=field)
     if ALL not in (top, body.prompt_logprobs):
         return
-    count = sum(_num_logprobs(request) for request in plan.requests)
-    if count > MAX_LOGPROBS:
-        field = top_field if top == ALL else "prompt_logprobs"
-        raise InvalidRequest(
-            f"{field}: -1 could return {count} log-probabilities; at most {MAX_LOGPROBS} fit an answer: lower the "
-            f"limit of the output, send a shorter prompt, or ask for 0 to {MAX_TOP_LOGPROBS}",
-            field=field,
-        )
-
-
-def _num_logprobs(request: GenerateRequest) -> int:
-    """Returns the most alternatives that an answer has for a request."""
-    spec = request.logprobs
-    if spec is None:
-        return 0
-    num_prompt = len(request.token_ids) - spec.prompt_start if spec.prompt_start >= 0 else 0
-    return spec.top * (num_prompt + request.max_new_tokens)
+    check_all_fit(plan.requests, top_field if top == ALL else "prompt_logprobs")
 
 
 def most_prompt_tokens(body: TokenBody, max_new_tokens: int | None, context: Context) -> int | None:

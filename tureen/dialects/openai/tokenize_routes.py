@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import chat_body as openai_chat_fields
+from tureen.dialects.openai.body import Thinking
 from tureen.dialects.openai.chat_body import ChatBody, Effort, MessageField, ReasoningField
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, unless_gone
@@ -61,6 +62,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     reasoning_effort: Annotated[Effort | None, Meta(description="For a chat, as in /v1/chat/completions.")] = None
     reasoning: Annotated[ReasoningField | None, Meta(description="For a chat, as in /v1/chat/completions.")] = None
+    thinking: Thinking = None
     return_token_strs: Annotated[bool, Meta(description="Return the text of each token too, as vLLM does.")] = False
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
@@ -88,6 +90,7 @@ CHAT_FIELDS = (
     "chat_template_kwargs",
     "reasoning_effort",
     "reasoning",
+    "thinking",
 )
 FIELDS_TABLE = openai_fields.table_of("tokenize")
 NOT_IN_PROMPT = frozenset(ChatBody.__struct_fields__).difference(

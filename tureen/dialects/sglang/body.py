@@ -430,7 +430,7 @@ def plan(
     request_plan = plan_of(draft, state)
     _check_hidden(request_plan.requests, context.info.hidden_size)
     budget = None
-    if body.max_thinking_tokens:
+    if body.max_thinking_tokens and context.reasoning_format is not None:
         request_plan = thinking.thinking(request_plan, context)
         budget = ReasoningBudget(body.max_thinking_tokens, thinking.BUDGET)
     return GeneratePlan(

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.requests import pairs, planning, waves
-from tureen.requests.body import convert, offered, read_json
+from tureen.requests.body import convert, offered, read_json, require_equal
 from tureen.requests.kinds import check_kind
 from tureen.requests.model_field import adapter_of
 from tureen.requests.pairs import Pair, Scored
@@ -31,15 +31,16 @@ from tureen.requests.waves import Requester
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["classify"]
 
 TextPair = Annotated[list[str], Meta(min_length=2, max_length=2)]
+Texts = str | Annotated[list[str | TextPair], Meta(max_length=MAX_INPUTS)]
 
 
 class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /classify`."""
 
     input: Annotated[
-        str | Annotated[list[str | TextPair], Meta(max_length=MAX_INPUTS)],
-        Meta(description="A text, or a list of texts or of pairs of texts; at most 2048."),
-    ]
+        Texts | None, Meta(description="A text, or a list of texts or of pairs of texts; at most 2048.")
+    ] = None
+    text: Annotated[Texts | None, Meta(description="SGLang's name of input.")] = None
     truncate_prompt_tokens: KeptTokens = None
     model: Annotated[str | None, Meta(description="The served model.")] = None
     rid: AbortName = None
@@ -52,8 +53,8 @@ def routes(state: ServerState) -> list[Entry]:
     async def classify(request: Request) -> ASGIApp:
         payload = read_json(request.headers.get("content-type"), await request.body())
         state.check_accepting()
-        body = convert(offered(payload, ClassifyBody.__struct_fields__, TABLE), ClassifyBody, table=TABLE)
         check_kind(state.context.info, "classifier")
+        body = convert(offered(payload, ClassifyBody.__struct_fields__, TABLE), ClassifyBody, table=TABLE)
         answer = await unless_gone(request, _classify(body, Requester(client_name(request), body.rid), state))
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -72,9 +73,10 @@ async def _classify(body: ClassifyBody, requester: Requester, state: ServerState
     assert info.classifier is not None
     planning.check_priority(body.priority, state.context)
     adapter_of(body.model, state)
-    inputs = [body.input] if isinstance(body.input, str) else body.input
-    waves.check_count(len(inputs), "input")
-    names = ["input"] if isinstance(body.input, str) else [f"input[{index}]" for index in range(len(inputs))]
+    field, sent = _sent(body)
+    inputs = [sent] if isinstance(sent, str) else sent
+    waves.check_count(len(inputs), field)
+    names = [field] if isinstance(sent, str) else [f"{field}[{index}]" for index in range(len(inputs))]
     texts = [Pair(entry) if isinstance(entry, str) else Pair(*entry) for entry in inputs]
     for pair, name in zip(texts, names, strict=True):
         if not pair.first or pair.second == "":
@@ -97,6 +99,17 @@ async def _classify(body: ClassifyBody, requester: Requester, state: ServerState
         "data": [_entry(index, score, info.classifier.labels) for index, score in enumerate(scored)],
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
     }
+
+
+def _sent(body: ClassifyBody) -> tuple[str, Texts]:
+    """Returns the field with the texts, and the texts. Raises InvalidRequest."""
+    if body.input is None and body.text is None:
+        raise InvalidRequest("input is missing; send a text, or a list of texts or of pairs of texts", field="input")
+    if body.input is None:
+        return "text", [] if body.text is None else body.text
+    if body.text is not None:
+        require_equal("text", body.text, "input", body.input)
+    return "input", body.input
 
 
 def _entry(index: int, scored: Scored, labels: tuple[str, ...]) -> dict[str, Any]:

@@ -8,9 +8,11 @@ import msgspec
 
 from tureen.contract.params import CONSTRAINTS
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.drafts import Plan
 from tureen.requests.reading import Reading
 from tureen.requests.state import Context
+from tureen.requests.thinking_field import NOT_THINKING
 
 BUDGET = "max_thinking_tokens"
 
@@ -29,12 +31,16 @@ class ThinkingBody(Protocol):
 def after_reasoning(fields: dict[str, Any], body: ThinkingBody, where: str, context: Context) -> dict[str, Any]:
     """Returns the sampling parameters of an output that begins with reasoning, as the body asks.
 
-    `where`: the body's name for the parameters. Raises InvalidRequest for a model that does not think.
+    `where`: the body's name for the parameters. A model that does not think gets them unchanged, and the field is
+    reported as ignored. Raises InvalidRequest.
     """
     field = BUDGET if body.max_thinking_tokens else "require_reasoning"
     form = context.reasoning_format
     if form is None:
-        raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
+        for name in ("require_reasoning", BUDGET):
+            if getattr(body, name):
+                telling.tell(name, NOT_THINKING)
+        return fields
     if body.max_thinking_tokens and body.session_params is not None:
         raise InvalidRequest(f"{field} cannot go with session_params; send the whole prompt", field=field)
     special = {"skip_special_tokens": False} if form.is_special else {}

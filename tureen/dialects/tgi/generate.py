@@ -100,7 +100,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         bool, Meta(description="The prompt's tokens with log-probabilities, in details.prefill; not in a stream.")
     ] = False
     top_n_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=5)] | None, Meta(description="Best alternatives of each token, in details.")
+        Annotated[int, Meta(ge=0, le=5)] | None, Meta(description="Best alternatives of each token, in details.")
     ] = None
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_N)] | None,
@@ -218,7 +218,7 @@ def parse(payload: dict[str, Any]) -> TgiBody:
     refusals = {
         "grammar": (_is_no_pattern(checked.grammar), "of type regex needs a string value"),
         "decoder_input_details": (checked.decoder_input_details and not checked.details, "needs details: true"),
-        "top_n_tokens": (checked.top_n_tokens is not None and not checked.details, "needs details: true"),
+        "top_n_tokens": (bool(checked.top_n_tokens) and not checked.details, "needs details: true"),
     }
     if body.stream:
         refusals |= {

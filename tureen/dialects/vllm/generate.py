@@ -25,7 +25,7 @@ from tureen.http.sse import event
 from tureen.requests import planning
 from tureen.requests.body import TEXT_LISTS, convert, offered, require_equal
 from tureen.requests.constraint_fields import StructuredOutputs, add_constraints, structured_constraints
-from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
+from tureen.requests.drafts import ALL, Options, Plan, check_all_fit, one_prompt, plan_of
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
@@ -53,7 +53,7 @@ DONE = event(b"[DONE]")
 _json = msgspec.json.Encoder()
 
 Answer = dict[str, Any]
-Top = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Top = Annotated[int, Meta(ge=ALL, le=MAX_TOP_LOGPROBS)]
 Length = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 
 
@@ -69,7 +69,8 @@ class VllmParams(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     include_stop_str_in_output: Annotated[bool, Meta(description="Keep the tokens of a stop string.")] = False
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description="vLLM's constraints.")] = None
     logprobs: Annotated[
-        Top | None, Meta(description="Return log-probabilities of each token, and of this many best alternatives.")
+        Top | None,
+        Meta(description="Return log-probabilities of each token, and of this many best alternatives; -1 = all."),
     ] = None
     prompt_logprobs: Annotated[Top | None, Meta(description="The same for the prompt's tokens.")] = None
 
@@ -168,19 +169,24 @@ async def _plan(body: VllmTokensBody, payload: dict[str, Any], owner: str, state
     options = Options(
         adapter=adapter_of(body.model, state),
         processor="" if name is None else check_processor(name, context.config, "custom_logit_processor"),
-        logprobs=_spec(params),
+        logprobs=_spec(params, context.info.vocab_size),
         priority=-body.priority,
         cache_salt=body.cache_salt,
     )
     draft = one_prompt(prompt, "token_ids", sampling, options, owner=owner, rid=body.request_id)
-    return plan_of(draft, state)
+    plan = plan_of(draft, state)
+    for field in ("logprobs", "prompt_logprobs"):
+        if getattr(params, field) == ALL:
+            check_all_fit(plan.requests, f"sampling_params.{field}")
+    return plan
 
 
-def _spec(params: VllmParams) -> LogprobSpec | None:
+def _spec(params: VllmParams, vocab_size: int) -> LogprobSpec | None:
     """Return the log-probabilities to compute; None = none."""
-    if params.logprobs is None and params.prompt_logprobs is None:
+    counts = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
+    if not counts:
         return None
-    most = max(params.logprobs or 0, params.prompt_logprobs or 0)
+    most = vocab_size if ALL in counts else max(counts)
     return LogprobSpec(-1 if params.prompt_logprobs is None else 0, most, mode="raw")
 
 
@@ -210,8 +216,13 @@ def _choice(output: Output, first: int, top: int | None) -> Answer:
 
 def _of_token(position: PositionLogprobs, top: int) -> Answer:
     value, token_id = position.token
-    best = [_named(other, logprob) for logprob, other in (position.top or ())[:top] if logprob is not None]
+    best = [_named(other, logprob) for logprob, other in (position.top or ())[: _shown(top)] if logprob is not None]
     return _named(token_id, value) | {"top_logprobs": best}
+
+
+def _shown(top: int) -> int | None:
+    """Return how many alternatives are shown; None = all."""
+    return None if top == ALL else top
 
 
 def _named(token_id: int, logprob: float | None) -> Answer:
@@ -224,7 +235,7 @@ def _of_prompt(position: PositionLogprobs, top: int, context: Context) -> dict[s
     if position.token[0] is None:
         return None
     ranks = {token_id: rank for rank, (_, token_id) in enumerate(position.top or (), 1)}
-    values = {token_id: value for value, token_id in (position.top or ())[:top]} | {
+    values = {token_id: value for value, token_id in (position.top or ())[: _shown(top)]} | {
         position.token[1]: position.token[0]
     }
     return {

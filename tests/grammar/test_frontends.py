@@ -130,7 +130,7 @@ def test_rules_stay_with_a_marker():
         (GrammarSpec("choice", "[" * 30_000), "choice is nested too deep"),
         (GrammarSpec("choice", json.dumps([str(at) for at in range(MAX_CHOICES + 1)])), "choice has too many texts"),
         (GrammarSpec("regex", "(a"), "a group is not closed"),
-        (GrammarSpec("regex", "a(?!b)b"), "regex 'a.*b': no string matches it"),
+        (GrammarSpec("regex", "a(?!b)b"), "regex 'a.*b': no string matches this pattern"),
         (GrammarSpec("regex", "a\0"), "regex holds a NUL character"),
         (GrammarSpec("regex", "\ud800"), "regex holds half of a surrogate pair"),
         (GrammarSpec("regex", "é" * (1 << 17) + "a"), "regex is too large: 262145 bytes; at most 262144"),

@@ -134,6 +134,33 @@ def test_whatever_the_model_wishes_the_value_is_valid_and_there_is_always_a_way_
         assert is_valid(SCHEMAS[name], text), text
 
 
+MERGED = (
+    b'{"', b'"day"', b'day": "', b'": "', b'": ', b'Mon"', b'Tue"', b'Mon", "', b'Tue", "', b'", "', b'slot": "',
+    b'"slot"', b'am"', b'pm"', b'am"}', b'pm"}', b'"}, {"', b'}, {"', b'"}', b", ", b'{"day": "', b"o", b"Tu", b"lot",
+)  # fmt: skip
+"""Tokens that write the same text in many ways, as tokenizers of models have them."""
+TURNS = {
+    "type": "array", "uniqueItems": True, "minItems": 3,
+    "items": {
+        "type": "object", "required": ["day", "slot"], "additionalProperties": False,
+        "properties": {"day": {"enum": ["Mon", "Tue"]}, "slot": {"enum": ["am", "pm"]}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_text_that_tokens_can_write_in_many_ways_is_looked_at_once_and_no_dead_end_is_entered(seed):
+    vocabulary = Vocabulary((*BYTES, *MERGED), (256 + len(MERGED),), 257 + len(MERGED))
+    grammar, dice, text = compiled(TURNS, vocabulary).start(), random.Random(seed), b""
+    [end] = vocabulary.eos_token_ids
+    while end not in (tokens := allowed(grammar, vocabulary)):
+        assert tokens, f"nothing can follow {text!r}"
+        token = dice.choice([token for token in tokens if len(vocabulary.tokens[token]) > 1] or tokens)
+        assert grammar.accept(token)
+        text += vocabulary.tokens[token]
+    assert is_valid(TURNS, text.decode())
+
+
 EQUAL_WRITTEN_OTHERWISE = {
     "numbers": {"type": "array", "items": {"type": "number"}, "uniqueItems": True, "minItems": 2, "maxItems": 4},
     "anything": {"type": "array", "uniqueItems": True, "minItems": 2, "maxItems": 4},

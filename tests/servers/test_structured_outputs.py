@@ -96,6 +96,16 @@ def test_answers_match_their_constraints_alone_streamed_and_together(server):
     }
     assert alone["json_schema"]["meta_info"]["forced_tokens"] > 10
     assert metric(server.url, "sglang:num_grammar_mismatch_total") == 0
+    sealed_helpers_know_the_official_meta_schemas(server)
+
+
+def sealed_helpers_know_the_official_meta_schemas(server):
+    unverified = metric(server.url, "sglang:num_grammar_unverified_total")
+    for draft in ("http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"):
+        schema = {"$schema": draft, "anyOf": [PERSON, {"allOf": [{"$ref": draft}, False]}]}
+        params = {"json_schema": schema, "max_new_tokens": 100, "sampling_seed": 5, "top_p": 0.9}
+        jsonschema.validate(json.loads(generate(server, {"text": "a", "sampling_params": params})["text"]), PERSON)
+    assert metric(server.url, "sglang:num_grammar_unverified_total") == unverified
 
 
 HOSTILE = {

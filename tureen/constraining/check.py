@@ -220,6 +220,7 @@ def program(_: bytes) -> Program:
     """Returns the program of a worker that judges one output a message."""
     sys.set_int_max_str_digits(0)
     warnings.simplefilter("ignore")
+    _meta_schemas()  # the worker may open no file
     decoder = msgspec.msgpack.Decoder(tuple[GrammarSpec, str])
     return Program(LIMITS, lambda _: lambda message: msgspec.msgpack.encode(_judge(*decoder.decode(message))))
 

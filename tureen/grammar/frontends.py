@@ -18,6 +18,7 @@ from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import is_empty
 from tureen.grammar.remembered import forget_all, keep_all
 from tureen.grammar.rules import calls
+from tureen.grammar.schema import meta_schemas
 from tureen.grammar.schema.formats import FORMATS, format_strings
 from tureen.grammar.schema.language import json_schema
 from tureen.grammar.structural_tag import structural_tag
@@ -89,6 +90,7 @@ class _CompilesAlone:
 def practise() -> None:
     """Works out what many constraints need and is kept: workers that are forked later inherit it."""
     language_of(PRACTICE)
+    meta_schemas.load()  # workers may open no file
     for name in FORMATS:
         strings = format_strings(name)
         if strings is not None and not strings.is_empty():

@@ -22,18 +22,18 @@ def official_uri(uri: str) -> str | None:
     if scheme not in ("http", "https") or not site:
         return None
     names = (f"http{SITE}{name}", f"https{SITE}{name}")
-    return next((known for known in names if known in _texts()), None)
+    return next((known for known in names if known in load()), None)
 
 
 def official(uri: str) -> dict[str, Any]:
     """Returns a copy of the meta-schema that is published at this URI."""
-    schema: dict[str, Any] = json.loads(_texts()[uri])
+    schema: dict[str, Any] = json.loads(load()[uri])
     return schema
 
 
 def resources() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each meta-schema by each URI that may mean it."""
-    for uri in _texts():
+    for uri in load():
         for scheme in ("http", "https"):
             yield scheme + SITE + uri.partition(SITE)[2], official(uri)
 
@@ -44,6 +44,7 @@ def is_dynamic(reference: str) -> bool:
 
 
 @cache
-def _texts() -> dict[str, str]:
+def load() -> dict[str, str]:
+    """Reads the file, once. Returns the JSON of each meta-schema by its URI."""
     known: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return {uri: json.dumps(schema) for uri, schema in known.items()}

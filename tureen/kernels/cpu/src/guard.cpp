@@ -77,7 +77,9 @@ Guard::Guard(std::shared_ptr<const Facts> facts, std::shared_ptr<const Tokens> t
       facts_(std::move(facts)),
       tokens_(std::move(tokens)),
       reader_(*facts_, Branches(std::move(language_)), std::move(multiples)),
-      sizes_{0} {
+      sizes_{0},
+      counts_tokens_(std::any_of(facts_->steps.begin(), facts_->steps.end(),
+                                 [](const Step& step) { return step.most_tokens != WITHOUT; })) {
     places_.push_back(entered(facts_->start, 0));
     marks_.push_back(reader_.marks());
 }
@@ -144,6 +146,8 @@ bool Guard::number(std::string& text, int32_t& node) {
 
 void Guard::fill(uint32_t* mask) {
     looks_left_ = MAX_LOOKS;
+    looked_from_ = data().size();
+    dead_ends_.clear();
     fill_language(mask);
     TokenIds near = going_on(mask);
     TokenIds looked = looked_at(mask);
@@ -278,14 +282,18 @@ TokenIds Guard::going_on(const uint32_t* mask) {
     return tokens;
 }
 
-// Returns whether a token leaves a valid continuation.
+// Returns whether a token leaves a valid continuation. Many sequences of tokens give the same text, so a text without a
+// continuation is remembered, unless the number of tokens matters too, or the token has no text, as end tokens.
 bool Guard::has_way_out(int32_t token) {
+    std::string text = data().substr(looked_from_).append(tokens_->text(token));
+    if (dead_ends_.count(text) > 0) return false;
     if (looks_left_ <= 0) return true;
     looks_left_--;
     if (!accept(token)) return false;
     try {
         const bool has_way = has_way_on();
         rollback(1);
+        if (!has_way && !counts_tokens_ && !tokens_->text(token).empty()) dead_ends_.insert(std::move(text));
         return has_way;
     } catch (...) {
         rollback(1);

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "closing_place.h"
@@ -129,10 +130,13 @@ private:
     const std::shared_ptr<const Facts> facts_;
     const std::shared_ptr<const Tokens> tokens_;
     Reader reader_;
-    std::vector<StepPlace> places_;     // after each token
-    std::vector<int32_t> sizes_;        // of the text there
-    std::vector<Reader::Marks> marks_;  // what the reader had there
-    int looks_left_ = 0;
+    std::vector<StepPlace> places_;              // after each token
+    std::vector<int32_t> sizes_;                 // of the text there
+    std::vector<Reader::Marks> marks_;           // what the reader had there
+    int looks_left_ = 0;                         // for the mask that is filled
+    size_t looked_from_ = 0;                     // where the text of dead ends begins
+    std::unordered_set<std::string> dead_ends_;  // texts without a valid continuation
+    const bool counts_tokens_;                   // a step has a budget of tokens
 };
 
 }  // namespace tureen::guard

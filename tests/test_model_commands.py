@@ -44,6 +44,13 @@ def test_show_says_whether_a_model_fits(path, capsys):
     assert "it fits" in shown
 
 
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("float32", 512), ("int8", 160), ("int4", 128)])
+def test_show_counts_the_kv_cache_in_the_type_that_is_asked_for(dtype, num_bytes, path, capsys):
+    pytest.importorskip("tureen.kernels.cpu._native")
+    assert cli.main(["show", str(path), "--context-length", "64", "--kv-cache-dtype", dtype]) == 0
+    assert f"(64 tokens at {num_bytes} " in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("path")
 def test_an_unknown_name_is_answered_with_the_nearest_one(capsys):
     assert cli.main(["show", "smolm2:135m"]) == 1

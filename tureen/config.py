@@ -439,8 +439,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("scheduling SHARE", "Share of free device memory the KV cache may take.", gt=0, lt=1)
     ] = 0.8
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int16", "int8"],
-        _meta("scheduling", "Type of the KV cache. auto = int16 with native kernels, --dtype with torch."),
+        Literal["auto", "float32", "bfloat16", "int16", "int8", "int4"],
+        _meta("scheduling", "Type of the KV cache; int4 has int8 keys. auto = int16, or with torch --dtype."),
     ] = "auto"
     page_size: Annotated[int, _meta("scheduling TOKENS", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
     max_running_requests: Annotated[int, _meta("scheduling", "Maximum sequences in a batch.", ge=1, le=4096)] = 64

@@ -28,6 +28,7 @@ KINDS = {
     "experts, inputs of 16 bits": {"quantization": "int8", "activations": "int16"},
     "bfloat16 cache": {"quantization": "int8", "kv_cache_dtype": "bfloat16"},
     "int4, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
+    "int4 cache": {"quantization": "int8", "kv_cache_dtype": "int4"},
     "experts": {"quantization": "int8"},
     "softcaps": {"dtype": "bfloat16"},
     "latents": {"quantization": "int8"},
@@ -35,6 +36,7 @@ KINDS = {
     "layers that differ": {"quantization": "int8"},
     "streams": {"quantization": "int4"},
     "keys as values, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
+    "keys as values, int4 cache": {"quantization": "int4", "kv_cache_dtype": "int4"},
     "adapters": {"quantization": "int8"},
 }
 VARIANTS = {
@@ -47,6 +49,7 @@ VARIANTS = {
     "layers that differ": "gemma4-moe",
     "streams": "gemma3n",
     "keys as values, int8 cache": "gemma4",
+    "keys as values, int4 cache": "gemma4",
 }
 """Of models; the others are llama."""
 ADAPTERS = (0, 0, 1, 2)

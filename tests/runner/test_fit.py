@@ -32,7 +32,10 @@ def source(tmp_path_factory):
     return open_model(folder / "hf")
 
 
-@pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"dtype": "float32"}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"quantization": "int8"}, {"dtype": "float32"}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "int4"}],
+)
 def test_weights_and_a_token_of_the_cache_take_what_was_reckoned(source, settings):
     config = Config(kernels="native", device="cpu", **settings)
     need = fit.memory_need(source, config)
@@ -41,6 +44,25 @@ def test_weights_and_a_token_of_the_cache_take_what_was_reckoned(source, setting
     assert need.kv_per_token == capacity.kv_bytes_per_token
     assert need.context == capacity.context_len
     assert need.weights > 0
+
+
+def test_a_long_context_of_four_billion_weights_fits_in_two_gib_with_int4(tmp_path):
+    """The layers of Qwen3 4B."""
+    tiny_models.write(tmp_path, "qwen3")
+    hf = json.loads((tmp_path / "config.json").read_text())
+    hf |= {"num_hidden_layers": 36, "num_key_value_heads": 8, "num_attention_heads": 32, "head_dim": 128}
+    model = loading.describe(hf | {"max_position_embeddings": 40960})
+    takes = {dtype: native.bytes_of_kv(kernels, Config(kv_cache_dtype=dtype), model) for dtype in ("int8", "int4")}
+    assert takes["int4"].per_token == 36 * 8 * (128 + 64 + 2 * 4)
+    assert takes["int4"].per_token * 32768 <= 2 << 30 < takes["int8"].per_token * 32768
+
+
+def test_int4_takes_what_int8_takes_if_values_are_in_the_keys(tmp_path, caplog):
+    tiny_models.write(tmp_path, "deepseek-v2")
+    model = loading.describe(model_config(open_model(tmp_path)))
+    eight, four = (native.bytes_of_kv(kernels, Config(kv_cache_dtype=dtype), model) for dtype in ("int8", "int4"))
+    assert eight == four
+    assert caplog.text.count("int4 takes what int8 takes") == 1
 
 
 def test_fewer_bits_and_fewer_tokens_take_less(source):

@@ -206,6 +206,7 @@ def test_settings_that_cannot_be_met_end_the_start_with_numbers(llama, settings,
         ({"quantization": "int8"}, r"--quantization int8: .* --kernels native"),
         ({"activations": "int16"}, r"--activations int16: .* --kernels native"),
         ({"kv_cache_dtype": "int8"}, r"--kv-cache-dtype int8: .* here float32; .* --kernels native"),
+        ({"kv_cache_dtype": "int4"}, r"--kv-cache-dtype int4: .* here float32; .* --kernels native"),
         ({"kv_cache_dtype": "bfloat16"}, r"--kv-cache-dtype bfloat16: .* here float32; leave it out"),
     ],
 )

@@ -261,6 +261,10 @@ def bytes_of_kv(kernels: ModuleType, config: Config, model: ModelConfig) -> KvBy
         raise StartupError(
             f"the native kernels cannot hold this model's keys: {error}; use --kernels torch", field="kernels"
         ) from None
+    if dtype == "int4" and all(values_from >= 0 for _, _, values_from, _ in model.kv_layers):
+        log.warning(
+            "--kv-cache-dtype int4: this model has no values apart from its keys, so int4 takes what int8 takes"
+        )
     return with_windows(config, model, KvBytes(cache.bytes_per_token, cache.window_bytes_per_token, num_tokens))
 
 

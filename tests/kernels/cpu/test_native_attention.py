@@ -12,9 +12,9 @@ native = pytest.importorskip("tureen.kernels.cpu._native")
 
 Array = np.ndarray[Any, Any]
 
-DTYPES = ["float32", "bfloat16", "int16", "int8"]
-# Largest error, in units of the largest value: float32 arithmetic; int8 rounds weights to 15 bits.
-TOLERANCE = {"float32": 4e-6, "bfloat16": 4e-6, "int16": 3e-4, "int8": 3e-4}
+DTYPES = ["float32", "bfloat16", "int16", "int8", "int4"]
+# Largest error, in units of the largest value: float32 arithmetic; integers round weights to 15 bits.
+TOLERANCE = {"float32": 4e-6, "bfloat16": 4e-6, "int16": 3e-4, "int8": 3e-4, "int4": 3e-4}
 POISON = 0xFF  # every byte: NaN as float32, as bfloat16 and as the scales of int8
 APART = -1  # values are stored, else they are the keys' dimensions from this one on
 WHERE = pytest.mark.parametrize("values_from", [APART, 6])
@@ -132,16 +132,20 @@ def test_bfloat16_keys_and_values_are_rounded_to_nearest_even(head_dim: int) -> 
     assert np.array_equal(stored.values, torch.from_numpy(values).bfloat16().double().numpy())
 
 
-@pytest.mark.parametrize(("dtype", "levels"), [("int16", 8191), ("int8", 127)])
+@pytest.mark.parametrize(
+    ("dtype", "key_levels", "value_levels"), [("int16", 8191, 8191), ("int8", 127, 127), ("int4", 127, 7)]
+)
 @pytest.mark.parametrize("head_dim", [2, 16, 38, 64, 256])
-def test_integer_keys_and_values_are_off_by_half_a_step_at_most(head_dim: int, dtype: str, levels: int) -> None:
+def test_integer_keys_and_values_are_off_by_half_a_step_at_most(
+    head_dim: int, dtype: str, key_levels: int, value_levels: int
+) -> None:
     rng = np.random.default_rng(0)
     keys, values = _make_normal(rng, 37, 2, head_dim), _make_normal(rng, 37, 2, head_dim)
     keys[5] *= 1e-20
     values[6] *= 1e20
     keys[7] = 0
     stored = _make_stored(keys, values, dtype, page_len=10)
-    for got, wanted in ((stored.keys, keys), (stored.values, values)):
+    for got, wanted, levels in ((stored.keys, keys, key_levels), (stored.values, values, value_levels)):
         step = np.abs(wanted).max(axis=2, keepdims=True) / levels
         assert np.all(np.abs(got - wanted) <= step * 0.501)
 
@@ -153,6 +157,33 @@ def test_what_is_stored_last_in_a_place_is_what_is_read() -> None:
     key, value = native.kv_load(cache, 0, 1, 3, 0)
     assert np.allclose(key, 1)
     assert np.allclose(value, -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_two_tokens_share_a_byte(dtype: str) -> None:
+    """So threads may store neighbours at the same time."""
+    cache = _make_cache(1, 1, 16, 1, 38, dtype)
+    written = np.zeros(cache.page(0).shape, int)
+    for at in range(16):
+        native.kv_fill(cache, 0)
+        native.kv_store(cache, 0, 0, at, 0, np.full(38, 1.0, np.float32), np.full(38, -1.0, np.float32))
+        written += cache.page(0) != 0
+    assert written.any()
+    assert written.max() == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@WHERE
+def test_copies_of_pages_give_the_same_bits(dtype: str, values_from: int) -> None:
+    stored = _make_sequence(70, 38, dtype, values_from=values_from)
+    q = _make_normal(np.random.default_rng(1), 3, 38)
+    wanted = _make_attention(stored, q, 70)
+    kept = [bytes(stored.cache.page(page)) for page in stored.pages]
+    native.kv_fill(stored.cache, POISON)
+    moved = stored._replace(pages=np.roll(stored.pages, 1))
+    for page, data in zip(moved.pages, kept, strict=True):
+        stored.cache.page(int(page))[:] = np.frombuffer(data, np.uint8)
+    assert _same_bits(_make_attention(moved, q, 70), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -345,7 +376,7 @@ def test_query_vectors_and_values_of_zeros_are_no_special_case(dtype: str) -> No
     assert np.abs(_make_attention(stored, np.zeros((2, 16), np.float32), 50) - mean).max() <= 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["int16", "int8"])
+@pytest.mark.parametrize("dtype", ["int16", "int8", "int4"])
 def test_integers_keep_weights_that_are_small_beside_the_largest(dtype: str) -> None:
     """One key takes most of the attention, as first tokens do; a thousand others share the rest."""
     rng = np.random.default_rng(0)
@@ -358,7 +389,7 @@ def test_integers_keep_weights_that_are_small_beside_the_largest(dtype: str) -> 
     assert np.abs(_make_attention(stored, q, 512) - wanted).max() <= 2e-3 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("dtype", ["int16", "int8"])
+@pytest.mark.parametrize("dtype", ["int16", "int8", "int4"])
 @pytest.mark.parametrize(("head_dim", "values_from"), [(64, APART), (256, APART), (576, APART), (64, 6), (576, 64)])
 def test_sums_of_the_largest_integers_do_not_overflow(dtype: str, head_dim: int, values_from: int) -> None:
     """All products have one sign and the largest size, in the scores and in the sums of 512 values."""
@@ -384,7 +415,9 @@ def test_a_score_of_int16_is_as_exact_as_13_bits_allow() -> None:
 
 
 def test_bytes_per_token_count_keys_and_values_of_all_layers() -> None:
-    for dtype, size in (("float32", 2 * 5 * 3 * 64 * 4), ("int16", 2 * 5 * 3 * 66 * 2), ("int8", 2 * 5 * 3 * 68)):
+    sizes = {"float32": 2 * 64 * 4, "int16": 2 * 66 * 2, "int8": 2 * 68, "int4": 68 + 36}
+    for dtype, each in sizes.items():
+        size = 5 * 3 * each
         cache = _make_cache(5, 7, 16, 3, 64, dtype)
         assert cache.bytes_per_token == size
         assert cache.nbytes == size * 7 * 16

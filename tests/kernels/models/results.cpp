@@ -223,6 +223,7 @@ int main() try {
                 print_attention("bfloat16", KvType::BF16, dim, values_from, softcap);
                 print_attention("int16", KvType::INT16, dim, values_from, softcap);
                 print_attention("int8", KvType::INT8, dim, values_from, softcap);
+                print_attention("int4", KvType::INT4, dim, values_from, softcap);
             }
         }
     }

@@ -156,7 +156,7 @@ def main():
     _show_quantized(native)
     _show_rows(native)
     for dim in (38, 64):
-        for dtype in ("float32", "bfloat16", "int16", "int8"):
+        for dtype in ("float32", "bfloat16", "int16", "int8", "int4"):
             for values_from in (-1, 6):  # of their own, and a part of the keys
                 _show_attention(native, dtype, dim, values_from)
     _show_sampling(native)

@@ -22,6 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a name as for tureen pull")
     parser.add_argument("--context-length", type=int, default=argparse.SUPPRESS, help="assume this context")
     parser.add_argument("--quantization", choices=("int8", "int4"), default=argparse.SUPPRESS, help="assume it")
+    parser.add_argument("--kv-cache-dtype", metavar="TYPE", default=argparse.SUPPRESS, help="assume this KV cache")
     parser.add_argument("--revision", default=argparse.SUPPRESS, help="branch, tag or commit of a hub model")
     add_places(parser)
 

@@ -7,9 +7,9 @@
 //   of all               the pieces' sums, rescaled to the larger maximum, in the order of the pieces
 // If values are the last dimensions of the keys (latent attention: DeepSeek-V2, arXiv:2405.04434), e[t] v[t] is summed
 // lane by lane, block after block, and then over the lanes.
-// INT16 and INT8: q becomes integers of 15 bits or a little less with one scale, and so do the weights e[t] * (scale of
-// v[t]) of a piece. The sum of their magnitudes times `levels_of` the cache is less than 2^31, so q · k and the sum
-// over t are exact in 32 bits.
+// INT16, INT8 and INT4: q becomes integers of 15 bits or a little less with one scale, and so do the weights e[t] *
+// (scale of v[t]) of a piece. The sum of their magnitudes times `levels_of` the cache is less than 2^31, so q · k and
+// the sum over t are exact in 32 bits.
 //
 // Blocks hold places that are not (or not yet) the sequence's. They may contain NaN: their scores are replaced, and
 // their values are never multiplied (or, as integers, multiplied by 0).
@@ -26,7 +26,7 @@ namespace {
 // The share for `scale_within` that keeps sums of products with the cache's integers below 2^31. A sum has as many
 // integers as a key or a piece, each rounded by up to a half.
 float share_of_sum(const KvLayer& kv) {
-    float levels = levels_of(kv.type);
+    float levels = levels_of(kv.key_type);  // at least those of the values
     return LEVELS * levels / (2147483648.0f - float(kv.head_dim > PIECE ? kv.head_dim : PIECE) * levels);
 }
 
@@ -92,13 +92,14 @@ void find_blocks(const KvLayer& kv, const int32_t* pages, int kv_head, int begin
     bool whole = kv.page_len % BLOCK == 0;
     for (int b = (begin - piece_begin) / BLOCK; b * BLOCK < end - piece_begin; b++) {
         int position = piece_begin + b * BLOCK;
-        Token token{scratch.keys + size_t(b) * kv.block_bytes, scratch.values + size_t(b) * kv.block_bytes, 0};
+        Token token =
+            token_in(kv, scratch.keys + size_t(b) * kv.key_bytes, scratch.values + size_t(b) * kv.value_bytes, 0);
         if (whole) token = token_at(kv, pages[position / kv.page_len], position % kv.page_len, kv_head);
-        if (!kv.has_values()) token.value_block = token.key_block;
-        piece.keys[b] = token.key_block;
-        piece.values[b] = token.value_block;
-        piece.key_scales[b] = token_scales(kv.type, token.key_block, kv.head_dim);
-        piece.value_scales[b] = token_scales(kv.type, token.value_block, kv.head_dim);
+        if (!kv.has_values()) token.value = token.key;
+        piece.keys[b] = token.key.block;
+        piece.values[b] = token.value.block;
+        piece.key_scales[b] = token_scales(kv.key_type, token.key.block, kv.head_dim);
+        piece.value_scales[b] = token_scales(kv.value_type, token.value.block, kv.head_dim);
     }
     int first = (begin - piece_begin) / BLOCK, last = (end - 1 - piece_begin) / BLOCK;
     for (int i = 1; i <= WIDTH; i++) {
@@ -108,30 +109,34 @@ void find_blocks(const KvLayer& kv, const int32_t* pages, int kv_head, int begin
     if (whole) return;
     for (int position = begin; position < end; position++) {
         Token from = token_at(kv, pages[position / kv.page_len], position % kv.page_len, kv_head);
-        size_t offset = size_t((position - piece_begin) / BLOCK) * kv.block_bytes;
-        copy_token(kv, from, {scratch.keys + offset, scratch.values + offset, position % BLOCK});
+        size_t block = size_t((position - piece_begin) / BLOCK);
+        copy_token(kv, from,
+                   token_in(kv, scratch.keys + block * kv.key_bytes, scratch.values + block * kv.value_bytes,
+                            position % BLOCK));
     }
 }
 
 // Once for all groups, where there are several.
-void unpack(KvType type, int begin, int end, const Scratch& scratch, Piece& piece) {
-    size_t bytes =
-        size_t(BLOCK) * size_t(padded_dim(piece.head_dim)) * (type == KvType::BF16 ? sizeof(float) : sizeof(int16_t));
+void unpack(const KvLayer& kv, int begin, int end, const Scratch& scratch, Piece& piece) {
+    size_t bytes = BLOCK * row_bytes(kv.key_type == KvType::BF16 ? KvType::F32 : KvType::INT16, kv.head_dim);
     for (int b = begin / BLOCK; b * BLOCK < end; b++) {
         uint8_t *keys = scratch.keys + size_t(b) * bytes, *values = scratch.values + size_t(b) * bytes;
-        unpack_block(type, piece.keys[b], piece.head_dim, BLOCK, keys);
-        if (piece.values_from < 0) unpack_block(type, piece.values[b], BLOCK, piece.width, values);
+        unpack_block(kv.key_type, piece.keys[b], piece.head_dim, BLOCK, keys);
+        if (piece.values_from < 0) unpack_block(kv.value_type, piece.values[b], BLOCK, piece.width, values);
         piece.keys[b] = keys;
         piece.values[b] = piece.values_from < 0 ? values : keys;
     }
 }
 
-void attend_group(Group& g, KvType type, bool unpacked, const Piece& piece) {
+void attend_group(Group& g, const KvLayer& kv, bool unpacked, const Piece& piece) {
     find_bounds(g);
+    KvType type = kv.key_type;
     if (type == KvType::INT16 || (type == KvType::INT8 && unpacked))
-        attend_integers<WordBlock>(g, piece);
+        attend_integers<WordBlock, WordBlock>(g, piece);
+    else if (type == KvType::INT8 && kv.value_type == KvType::INT4)
+        attend_integers<ByteBlock, NibbleBlock>(g, piece);
     else if (type == KvType::INT8)
-        attend_integers<ByteBlock>(g, piece);
+        attend_integers<ByteBlock, ByteBlock>(g, piece);
     else if (type == KvType::BF16 && !unpacked)
         attend_floats<Bf16Block>(g, piece);
     else
@@ -167,9 +172,9 @@ void attend_piece(const KvLayer& kv, const int32_t* pages, const Queries& querie
     piece.share = share_of_sum(kv);
     find_blocks(kv, pages, queries.kv_head, begin + all.begin, begin + all.end, scratch, piece);
     int groups = (active + MOST - 1) / MOST;
-    bool packed = kv.type == KvType::BF16 || kv.type == KvType::INT8;
+    bool packed = kv.key_type == KvType::BF16 || kv.key_type == KvType::INT8;
     bool unpacked = groups > 1 && packed && kv.page_len % BLOCK == 0;
-    if (unpacked) unpack(kv.type, all.begin, all.end, scratch, piece);
+    if (unpacked) unpack(kv, all.begin, all.end, scratch, piece);
     int size = (active + groups - 1) / groups;
     Group g;
     g.count = 0;
@@ -186,7 +191,7 @@ void attend_piece(const KvLayer& kv, const int32_t* pages, const Queries& querie
             active--;
         }
         if (g.count == size || (active == 0 && g.count > 0)) {
-            attend_group(g, kv.type, unpacked, piece);
+            attend_group(g, kv, unpacked, piece);
             g.count = 0;
         }
     }
@@ -201,7 +206,7 @@ void attend(const KvLayer& kv, const int32_t* pages, const Queries& queries, int
         float* kept = states + size_t(j) * state_floats(kv.value_dim());
         float c = queries.scale * LOG2_E;
         const float* q = queries.q + size_t(j) * queries.q_stride;
-        if (has_scales(kv.type)) {
+        if (has_scales(kv.key_type)) {
             auto put = [&](int i, vec16 x) { store_int16(words + i, x); };
             float q_scale = to_integers(q, kv.head_dim, LEVELS, share_of_sum(kv), put);
             if (q_scale != 0.0f) c *= q_scale;  // else the scores are 0 as they are, and c must not be: -inf * 0 is NaN

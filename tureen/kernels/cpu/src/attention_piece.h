@@ -60,7 +60,7 @@ struct Piece {
     int values_from;                            // see KvLayer; if it is not -1, values points to the blocks of keys
     const uint8_t* keys[PIECE_BLOCKS + WIDTH];  // after the last: what is read next, to be prefetched
     const uint8_t* values[PIECE_BLOCKS + WIDTH];
-    const float* key_scales[PIECE_BLOCKS];  // INT16, INT8
+    const float* key_scales[PIECE_BLOCKS];  // INT16, INT8, INT4
     const float* value_scales[PIECE_BLOCKS];
     float share;  // of `scale_within`: sums of integers times the cache's fit in 32 bits
 };
@@ -68,7 +68,7 @@ struct Piece {
 // A query vector, and what is kept of it from piece to piece.
 struct State {
     const float* q;
-    const int16_t* words;  // q as integers, INT16 and INT8
+    const int16_t* words;  // q as integers, INT16, INT8 and INT4
     float* kept;           // max, sum, c, a; from STATE_HEAD on, out [width]
 };
 
@@ -331,7 +331,7 @@ void attend_floats(Group& g, const Piece& piece) {
     for (int n = 0; n < g.count; n++) float_values_alone<Block>(g, n, piece, end, g.hi[n]);
 }
 
-// -- INT16 and INT8 ---------------------------------------------------------------------------------------------------
+// -- INT16, INT8 and INT4 ---------------------------------------------------------------------------------------------
 
 template <typename Block, int N, int W>
 [[gnu::noinline]] void int_scores(const Group& g, const Piece& piece, int block) {
@@ -417,11 +417,11 @@ template <typename Block, int N, int W>
             store(g.sums + n * piece.width + col + 16 * w, float_of(sums[n][w]) * broadcast(scales[n]));
 }
 
-template <typename Block>
+template <typename KeyBlock, typename ValueBlock>
 void attend_integers(Group& g, const Piece& piece) {
     with_count(g.count, [&](auto n) {
         in_steps(g.least_lo / BLOCK, round_up(g.greatest_hi, BLOCK) / BLOCK,
-                 [&](auto w, int block) { int_scores<Block, n.value, w.value>(g, piece, block); });
+                 [&](auto w, int block) { int_scores<KeyBlock, n.value, w.value>(g, piece, block); });
     });
     float scales[MOST];
     for (int n = 0; n < g.count; n++) {
@@ -430,12 +430,12 @@ void attend_integers(Group& g, const Piece& piece) {
     if (piece.values_from >= 0) {
         for (int i = 0; i < g.count * piece.width; i += 16) store(g.sums + i, zeros());
         return each_pair_of_values(g, piece, [&](auto n, int first, int pair, float* sums) {
-            int_values_in_keys<Block, n.value>(g, piece, scales, first, pair, sums);
+            int_values_in_keys<KeyBlock, n.value>(g, piece, scales, first, pair, sums);
         });
     }
     with_count(g.count, [&](auto n) {
         in_steps(0, piece.width / 16,
-                 [&](auto w, int i) { int_values<Block, n.value, w.value>(g, piece, scales, 16 * i); });
+                 [&](auto w, int i) { int_values<ValueBlock, n.value, w.value>(g, piece, scales, 16 * i); });
     });
 }
 

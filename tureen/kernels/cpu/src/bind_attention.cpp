@@ -25,7 +25,8 @@ KvType type_named(const std::string& dtype) {
     if (dtype == "bfloat16") return KvType::BF16;
     if (dtype == "int16") return KvType::INT16;
     if (dtype == "int8") return KvType::INT8;
-    throw nb::value_error(("dtype is " + dtype + ", none of float32, bfloat16, int16, int8").c_str());
+    if (dtype == "int4") return KvType::INT4;
+    throw nb::value_error(("dtype is " + dtype + ", none of float32, bfloat16, int16, int8, int4").c_str());
 }
 
 void check_index(const char* name, int index, int count) {
@@ -131,8 +132,9 @@ void bind_attention(nb::module_& m) {
             nb::arg("layers"), nb::arg("num_pages"), nb::arg("page_len"), nb::arg("dtype"),
             nb::arg("num_window_pages") = 0,
             "layers: (kv_heads, head_dim, values_from, has_window) of each; values are the keys' dimensions from "
-            "values_from on, or -1: stored. dtype: float32, bfloat16, int16 or int8. num_window_pages: 0 = layers with "
-            "a window are in the pages of the others. Raises ValueError, MemoryError.")
+            "values_from on, or -1: stored. dtype: float32, bfloat16, int16, int8 or int4. num_window_pages: 0 = "
+            "layers "
+            "with a window are in the pages of the others. Raises ValueError, MemoryError.")
         .def_prop_ro("nbytes", &KvCache::nbytes)
         .def("page", &page_data, nb::arg("page"),
              "The bytes of a page in all its layers, uint8 [page_bytes]: not a copy.")

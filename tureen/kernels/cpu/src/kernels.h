@@ -90,18 +90,20 @@ struct RowKernels {
 
 constexpr int MAX_HEAD_DIM = 576;
 
-enum class KvType : int { F32, BF16, INT16, INT8 };
+// Of the numbers in a block of keys or values. INT4 is a type of values; their keys are INT8.
+enum class KvType : int { F32, BF16, INT16, INT8, INT4 };
 
 // Where one layer's keys and values lie: [page][kv_head][block of 16 tokens]; kv_block.h says what a block is. Where
 // page_len is no multiple of 16, attention copies each piece's keys and values first. head_dim and values_from are
 // even, head_dim is at most MAX_HEAD_DIM.
 struct KvLayer {
-    KvType type;
+    KvType key_type, value_type;
     int kv_heads, head_dim;
     int values_from;     // values are the keys' dimensions from this one on; -1: values are stored
     int page_len;        // tokens a page holds
     int page_blocks;     // ceil(page_len / 16)
-    size_t block_bytes;  // of one kv head's 16 keys (or values), a multiple of 64
+    size_t key_bytes;    // of one kv head's 16 keys, a multiple of 64
+    size_t value_bytes;  // the same of values
     uint8_t* keys;
     uint8_t* values;
 
@@ -111,8 +113,12 @@ struct KvLayer {
     bool has_values() const { return values_from < 0; }
     int value_dim() const { return has_values() ? head_dim : head_dim - values_from; }
 
-    size_t block_at(int page, int kv_head, int block) const {
-        return page * page_bytes + (size_t(kv_head) * page_blocks + block) * block_bytes;
+    size_t block_at(int kv_head, int block) const { return size_t(kv_head) * page_blocks + block; }
+    uint8_t* key_block(int page, int kv_head, int block) const {
+        return keys + page * page_bytes + block_at(kv_head, block) * key_bytes;
+    }
+    uint8_t* value_block(int page, int kv_head, int block) const {
+        return values + page * page_bytes + block_at(kv_head, block) * value_bytes;
     }
 };
 

@@ -2,8 +2,9 @@
 //
 // A block is a small matrix: keys [head_dim][16 tokens], so that one register holds a dimension of 16 keys and scores
 // need no sum across lanes; values [16 tokens][padded_dim]. F32 stores it row after row; the others store two rows
-// interleaved, [rows / 2][width][2], so that a 32-bit lane has a pair. INT16 and INT8 have float scales [16 tokens]
-// after it.
+// interleaved, [rows / 2][width][2], so that a 32-bit lane has a pair. In an INT4 row, 8 bytes hold 16 columns: the
+// lower nibble of byte i is column i, the upper one column i + 8. So no two tokens share a byte, and threads may store
+// them at the same time. INT16, INT8 and INT4 have float scales [16 tokens] after the matrix.
 #pragma once
 
 #include "kernels.h"
@@ -16,20 +17,27 @@ constexpr int BLOCK = 16;
 
 inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
-inline size_t element_bytes(KvType type) { return type == KvType::F32 ? 4 : type == KvType::INT8 ? 1 : 2; }
+// The bytes of a row in a block of values. (A block of keys has as many bytes.)
+inline size_t row_bytes(KvType type, int head_dim) {
+    size_t width = size_t(padded_dim(head_dim));
+    if (type == KvType::INT4) return width / 2;
+    return width * (type == KvType::F32 ? 4 : type == KvType::INT8 ? 1 : 2);
+}
 
-inline bool has_scales(KvType type) { return type == KvType::INT16 || type == KvType::INT8; }
+inline bool has_scales(KvType type) { return type == KvType::INT16 || type == KvType::INT8 || type == KvType::INT4; }
 
 // The largest integer: of INT16, what leaves room for sums of products in 32 bits, see attention.cpp.
-inline float levels_of(KvType type) { return type == KvType::INT16 ? 8191.0f : 127.0f; }
+inline float levels_of(KvType type) {
+    if (type == KvType::INT4) return 7.0f;
+    return type == KvType::INT16 ? 8191.0f : 127.0f;
+}
 
 inline size_t block_bytes(KvType type, int head_dim) {
-    size_t values = size_t(BLOCK) * size_t(padded_dim(head_dim)) * element_bytes(type);
-    return values + (has_scales(type) ? BLOCK * sizeof(float) : 0);
+    return BLOCK * row_bytes(type, head_dim) + (has_scales(type) ? BLOCK * sizeof(float) : 0);
 }
 
 inline float* token_scales(KvType type, uint8_t* block, int head_dim) {
-    return (float*)(block + size_t(BLOCK) * size_t(padded_dim(head_dim)) * element_bytes(type));
+    return (float*)(block + BLOCK * row_bytes(type, head_dim));
 }
 
 // Index of (row, col) in a block of this width.
@@ -70,7 +78,7 @@ struct Bf16Block {
     }
 };
 
-// INT16, or INT8 unpacked.
+// INT16; or INT8 or INT4, unpacked.
 struct WordBlock {
     static TUREEN_INLINE void prefetch(const uint8_t* block, int width, int pair, int col) {
         __builtin_prefetch(pair_at(block, width, pair, col, 2));
@@ -89,80 +97,118 @@ struct ByteBlock {
     }
 };
 
+struct NibbleBlock {
+    static TUREEN_INLINE void prefetch(const uint8_t* block, int width, int pair, int col) {
+        __builtin_prefetch(pair_at(block, width / 2, pair, col / 2, 1));
+    }
+    static TUREEN_INLINE ivec16 rows(const uint8_t* block, int width, int pair, int col) {
+        return widen_nibbles((const int8_t*)pair_at(block, width / 2, pair, col / 2, 1));
+    }
+};
+
 // Write a block as FloatBlock or WordBlock has it.
 inline void unpack_block(KvType type, const uint8_t* block, int rows, int width, uint8_t* to) {
     for (int pair = 0; pair < rows / 2; pair++)
         for (int col = 0; col < width; col += 16) {
+            int16_t* words = (int16_t*)to + 2 * (pair * width + col);
             if (type == KvType::BF16) {
                 float* row = (float*)to + 2 * pair * width + col;
                 store(row, Bf16Block::row<0>(block, width, pair, col));
                 store(row + width, Bf16Block::row<1>(block, width, pair, col));
+            } else if (type == KvType::INT4) {
+                store_words(words, NibbleBlock::rows(block, width, pair, col));
             } else {
-                store_words((int16_t*)to + 2 * (pair * width + col), ByteBlock::rows(block, width, pair, col));
+                store_words(words, ByteBlock::rows(block, width, pair, col));
             }
         }
 }
 
 // -- one token --------------------------------------------------------------------------------------------------------
 
-struct Token {  // in a layer's blocks
-    uint8_t* key_block;
-    uint8_t* value_block;
+// A token's key, a column of its block, or its value, a row.
+struct Line {
+    KvType type;
+    int head_dim;
+    uint8_t* block;
     int lane;
+    bool is_key;
+
+    float& scale() const { return token_scales(type, block, head_dim)[lane]; }
+
+    // Calls body(element of the block, d) for each of `count` dimensions.
+    template <typename Element, typename Body>
+    TUREEN_INLINE void each(int width, int count, Body body) const {
+        Element* elements = (Element*)block;
+        for (int d = 0; d < count; d++)
+            body(elements[is_key ? place<Element>(BLOCK, d, lane) : place<Element>(width, lane, d)], d);
+    }
+
+    template <typename Element>
+    void put(const Element* from) const {
+        each<Element>(padded_dim(head_dim), head_dim, [&](Element& element, int d) { element = from[d]; });
+    }
+
+    template <typename Element>
+    void get(Element* to) const {
+        each<Element>(padded_dim(head_dim), head_dim, [&](Element& element, int d) { to[d] = element; });
+    }
+
+    // [padded_dim] integers of 4 bits
+    void put_nibbles(const int8_t* from) const {
+        int width = padded_dim(head_dim);
+        each<int8_t>(width / 2, width / 2, [&](int8_t& both, int i) {
+            const int8_t* lower = from + i / 8 * 16 + i % 8;
+            both = int8_t((lower[0] & 15) | lower[8] * 16);
+        });
+    }
+
+    void get_nibbles(int8_t* to) const {
+        int width = padded_dim(head_dim);
+        each<int8_t>(width / 2, width / 2, [&](int8_t& both, int i) {
+            int8_t* lower = to + i / 8 * 16 + i % 8;
+            lower[0] = int8_t((both & 15) - ((both & 8) << 1));
+            lower[8] = int8_t(both >> 4);
+        });
+    }
 };
 
+struct Token {  // in a layer's blocks
+    Line key, value;
+};
+
+inline Token token_in(const KvLayer& kv, uint8_t* key_block, uint8_t* value_block, int lane) {
+    return {{kv.key_type, kv.head_dim, key_block, lane, true}, {kv.value_type, kv.head_dim, value_block, lane, false}};
+}
+
 inline Token token_at(const KvLayer& kv, int page, int at, int kv_head) {
-    size_t offset = kv.block_at(page, kv_head, at / BLOCK);
-    return {kv.keys + offset, kv.values + offset, at % BLOCK};
-}
-
-// Calls body(index in the key block, index in the value block, dimension) for each dimension.
-template <typename Element, typename Body>
-TUREEN_INLINE void each_place(int head_dim, int lane, Body body) {
-    int width = padded_dim(head_dim);
-    for (int d = 0; d < head_dim; d++) body(place<Element>(BLOCK, d, lane), place<Element>(width, lane, d), d);
+    int block = at / BLOCK;
+    return token_in(kv, kv.key_block(page, kv_head, block), kv.value_block(page, kv_head, block), at % BLOCK);
 }
 
 template <typename Element>
-inline void scatter(const KvLayer& kv, const Element* key, const Element* value, const Token& to) {
-    auto* keys = (Element*)to.key_block;
-    auto* values = (Element*)to.value_block;
-    each_place<Element>(kv.head_dim, to.lane, [&](size_t in_keys, size_t in_values, int d) {
-        keys[in_keys] = key[d];
-        if (kv.has_values()) values[in_values] = value[d];
-    });
+inline void copy_elements(const Line& from, const Line& to) {
+    Element elements[MAX_HEAD_DIM];
+    from.get(elements);
+    to.put(elements);
 }
 
-// value: [head_dim]; unused if the layer stores no values.
-template <typename Element>
-inline void gather(const KvLayer& kv, const Token& from, Element* key, Element* value) {
-    auto* keys = (const Element*)from.key_block;
-    auto* values = (const Element*)from.value_block;
-    each_place<Element>(kv.head_dim, from.lane, [&](size_t in_keys, size_t in_values, int d) {
-        key[d] = keys[in_keys];
-        if (kv.has_values()) value[d] = values[in_values];
-    });
-}
-
-template <typename Element>
-inline void copy_elements(const KvLayer& kv, const Token& from, const Token& to) {
-    Element key[MAX_HEAD_DIM], value[MAX_HEAD_DIM];
-    gather(kv, from, key, value);
-    scatter(kv, key, value, to);
+inline void copy_line(const Line& from, const Line& to) {
+    if (from.type == KvType::F32) return copy_elements<float>(from, to);
+    int8_t nibbles[MAX_HEAD_DIM];
+    if (from.type == KvType::INT4) {
+        from.get_nibbles(nibbles);
+        to.put_nibbles(nibbles);
+    } else if (from.type == KvType::INT8) {
+        copy_elements<int8_t>(from, to);
+    } else {
+        copy_elements<uint16_t>(from, to);
+    }
+    if (has_scales(from.type)) to.scale() = from.scale();
 }
 
 inline void copy_token(const KvLayer& kv, const Token& from, const Token& to) {
-    if (kv.type == KvType::F32) return copy_elements<float>(kv, from, to);
-    if (kv.type == KvType::INT8)
-        copy_elements<int8_t>(kv, from, to);
-    else
-        copy_elements<uint16_t>(kv, from, to);
-    if (!has_scales(kv.type)) return;
-    auto copy_scale = [&](uint8_t* source, uint8_t* target) {
-        token_scales(kv.type, target, kv.head_dim)[to.lane] = token_scales(kv.type, source, kv.head_dim)[from.lane];
-    };
-    copy_scale(from.key_block, to.key_block);
-    if (kv.has_values()) copy_scale(from.value_block, to.value_block);
+    copy_line(from.key, to.key);
+    if (kv.has_values()) copy_line(from.value, to.value);
 }
 
 // The scale of integers of values with this largest magnitude and this sum of magnitudes: all are in -levels … levels,
@@ -189,56 +235,63 @@ TUREEN_INLINE float to_integers(const float* x, int count, float levels, float s
 inline void store_rounded(int8_t* to, vec16 x) { store_int8(to, x); }
 inline void store_rounded(int16_t* to, vec16 x) { store_int16(to, x); }
 
+// x [head_dim] -> integers [padded_dim]; stores their scale.
 template <typename Integer>
-inline void store_integers(const KvLayer& kv, const Token& to, const float* key, const float* value) {
-    Integer keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-    float levels = levels_of(kv.type);
-    token_scales(kv.type, to.key_block, kv.head_dim)[to.lane] =
-        to_integers(key, kv.head_dim, levels, 0.0f, [&](int i, vec16 x) { store_rounded(keys + i, x); });
-    if (kv.has_values())
-        token_scales(kv.type, to.value_block, kv.head_dim)[to.lane] =
-            to_integers(value, kv.head_dim, levels, 0.0f, [&](int i, vec16 x) { store_rounded(values + i, x); });
-    scatter(kv, keys, values, to);
+inline void round_line(const Line& to, const float* x, Integer* integers) {
+    to.scale() = to_integers(x, to.head_dim, levels_of(to.type), 0.0f,
+                             [&](int i, vec16 rounded) { store_rounded(integers + i, rounded); });
+}
+
+inline void store_line(const Line& to, const float* x) {
+    int16_t words[MAX_HEAD_DIM];
+    int8_t bytes[MAX_HEAD_DIM];
+    if (to.type == KvType::F32) return to.put(x);
+    if (to.type == KvType::BF16) {
+        for (int i = 0; i < to.head_dim; i += 16) store_bf16((uint16_t*)words + i, lanes_at(x, to.head_dim, i));
+        return to.put(words);
+    }
+    if (to.type == KvType::INT16) {
+        round_line(to, x, words);
+        return to.put(words);
+    }
+    round_line(to, x, bytes);
+    if (to.type == KvType::INT4) return to.put_nibbles(bytes);
+    to.put(bytes);
+}
+
+template <typename Integer>
+inline void multiply_line(const Line& from, const Integer* integers, float* x) {
+    for (int d = 0; d < from.head_dim; d++) x[d] = from.scale() * float(integers[d]);
+}
+
+inline void load_line(const Line& from, float* x) {
+    int16_t words[MAX_HEAD_DIM];
+    int8_t bytes[MAX_HEAD_DIM];
+    if (from.type == KvType::F32) return from.get(x);
+    if (from.type == KvType::BF16 || from.type == KvType::INT16) {
+        from.get(words);
+        if (from.type == KvType::INT16) return multiply_line(from, words, x);
+        for (int d = 0; d < from.head_dim; d++) x[d] = float_of_bf16(uint16_t(words[d]));
+        return;
+    }
+    if (from.type == KvType::INT4)
+        from.get_nibbles(bytes);
+    else
+        from.get(bytes);
+    multiply_line(from, bytes, x);
 }
 
 inline void store_token(const KvLayer& kv, int page, int at, int kv_head, const float* key, const float* value) {
     Token to = token_at(kv, page, at, kv_head);
-    if (kv.type == KvType::F32) return scatter(kv, key, value, to);
-    if (kv.type == KvType::INT16) return store_integers<int16_t>(kv, to, key, value);
-    if (kv.type == KvType::INT8) return store_integers<int8_t>(kv, to, key, value);
-    uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-    for (int i = 0; i < kv.head_dim; i += 16) {
-        store_bf16(keys + i, lanes_at(key, kv.head_dim, i));
-        if (kv.has_values()) store_bf16(values + i, lanes_at(value, kv.head_dim, i));
-    }
-    scatter(kv, keys, values, to);
-}
-
-template <typename Integer>
-inline void load_integers(const KvLayer& kv, const Token& from, float* key, float* value) {
-    Integer keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-    gather(kv, from, keys, values);
-    float key_scale = token_scales(kv.type, from.key_block, kv.head_dim)[from.lane];
-    for (int d = 0; d < kv.head_dim; d++) key[d] = key_scale * float(keys[d]);
-    if (!kv.has_values()) return;
-    float value_scale = token_scales(kv.type, from.value_block, kv.head_dim)[from.lane];
-    for (int d = 0; d < kv.head_dim; d++) value[d] = value_scale * float(values[d]);
-}
-
-inline void load_bf16(const KvLayer& kv, const Token& from, float* key, float* value) {
-    uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-    gather(kv, from, keys, values);
-    for (int d = 0; d < kv.head_dim; d++) key[d] = float_of_bf16(keys[d]);
-    for (int d = 0; d < kv.head_dim && kv.has_values(); d++) value[d] = float_of_bf16(values[d]);
+    store_line(to.key, key);
+    if (kv.has_values()) store_line(to.value, value);
 }
 
 inline void load_token(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value) {
     Token from = token_at(kv, page, at, kv_head);
-    if (kv.type == KvType::F32) gather(kv, from, key, value);
-    if (kv.type == KvType::BF16) load_bf16(kv, from, key, value);
-    if (kv.type == KvType::INT16) load_integers<int16_t>(kv, from, key, value);
-    if (kv.type == KvType::INT8) load_integers<int8_t>(kv, from, key, value);
-    for (int d = 0; d < kv.value_dim() && !kv.has_values(); d++) value[d] = key[kv.values_from + d];
+    load_line(from.key, key);
+    if (kv.has_values()) return load_line(from.value, value);
+    for (int d = 0; d < kv.value_dim(); d++) value[d] = key[kv.values_from + d];
 }
 
 }  // namespace VARIANT

@@ -33,18 +33,19 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int num_pages, int num_wind
         check("values_from", shape.values_from, -1, shape.head_dim - 2);
         if (shape.values_from >= 0) check_even("values_from", shape.values_from);
         KvLayer layer{};
-        layer.type = type;
         layer.kv_heads = shape.kv_heads;
         layer.head_dim = shape.head_dim;
         layer.values_from = shape.values_from;
+        layer.key_type = type == KvType::INT4 ? KvType::INT8 : type;
+        layer.value_type = layer.has_values() ? type : layer.key_type;
         layer.page_len = page_len;
         layer.page_blocks = (page_len + 15) / 16;
-        layer.block_bytes = kernels().attention->block_bytes(type, shape.head_dim);
+        layer.key_bytes = kernels().attention->block_bytes(layer.key_type, shape.head_dim);
+        layer.value_bytes = layer.has_values() ? kernels().attention->block_bytes(type, shape.head_dim) : 0;
         layer.in_window_pages = shape.has_window && num_window_pages > 0;
         Pages& pages = layer.in_window_pages ? window_pages_ : pages_;
         starts_.push_back(pages.page_bytes);
-        size_t bytes = size_t(shape.kv_heads) * layer.page_blocks * layer.block_bytes;
-        pages.page_bytes += bytes * (layer.has_values() ? 2 : 1);
+        pages.page_bytes += size_t(shape.kv_heads) * layer.page_blocks * (layer.key_bytes + layer.value_bytes);
         layers_.push_back(layer);
     }
     for (Pages* pages : {&pages_, &window_pages_}) pages->memory = Memory(size_t(pages->count) * pages->page_bytes);
@@ -56,7 +57,7 @@ KvLayer KvCache::layer(int index) const {
     layer.page_bytes = pages.page_bytes;
     layer.keys = pages.memory.data() + starts_[index];
     layer.values = layer.keys;
-    if (layer.has_values()) layer.values += size_t(layer.kv_heads) * layer.page_blocks * layer.block_bytes;
+    if (layer.has_values()) layer.values += size_t(layer.kv_heads) * layer.page_blocks * layer.key_bytes;
     return layer;
 }
 

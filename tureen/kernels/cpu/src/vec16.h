@@ -576,6 +576,29 @@ TUREEN_INLINE ivec16 widen(const int8_t* from) {
 #endif
 }
 
+// The nibbles of 16 bytes, signed, as int16: first all lower ones, then all upper ones.
+TUREEN_INLINE ivec16 widen_nibbles(const int8_t* from) {
+#if defined(TUREEN_512)
+    const __m512i left = _mm512_inserti64x4(_mm512_set1_epi16(12), _mm256_set1_epi16(8), 1);
+    __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)from));
+    return {(int_part)_mm512_srai_epi16(_mm512_sllv_epi16(_mm512_cvtepi8_epi16(twice), left), 12)};
+#elif defined(TUREEN_256)
+    __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
+    return {{(int_part)_mm256_srai_epi16(_mm256_slli_epi16(words, 12), 12), (int_part)_mm256_srai_epi16(words, 4)}};
+#elif defined(TUREEN_ARM)
+    int8x16_t bytes = vld1q_s8(from), upper = vshrq_n_s8(bytes, 4), lower = vshrq_n_s8(vshlq_n_s8(bytes, 4), 4);
+    return {{(int_part)vmovl_s8(vget_low_s8(lower)), (int_part)vmovl_high_s8(lower),
+             (int_part)vmovl_s8(vget_low_s8(upper)), (int_part)vmovl_high_s8(upper)}};
+#else
+    int16_t words[32];
+    for (int i = 0; i < 16; i++) {
+        words[i] = int16_t((from[i] & 15) - ((from[i] & 8) << 1));
+        words[16 + i] = int16_t(from[i] >> 4);
+    }
+    return load_words(words);
+#endif
+}
+
 // Load 16 int16 into the upper halves of the lanes, or into the lower ones; the other halves are 0.
 template <bool IS_UPPER>
 TUREEN_INLINE ivec16 load_halves(const int16_t* from) {

@@ -144,6 +144,7 @@ BLOCKS = {
         "// AVX2 with VNNI in its 256-bit encodin": SHOWN,
     },
     "operations.md": {
+        "tureen serve --itl-goal-ms": START,
         "curl http://127.0.0.1:30000/v1/loads": "tests/ledgers/pages/test_pages_of_servers.py",
         "curl http://127.0.0.1:30000/update_weigh": "tests/ledgers/pages/test_pages_of_weights.py",
         "curl -X POST http://127.0.0.1:30000/rele": "tests/ledgers/pages/test_pages_of_servers.py",

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from byte_tokenizer import EOS
+from draft_engines import OTHER, SAME, Given, make_engine, requests_of, run
 from samples import some
-from test_draft_models import OTHER, SAME, Given, folders, make_engine, requests_of, run
 from world import make_request
 
 from tureen.contract.runner import NAN_LOGITS, FinishedStep, RowOutput, StepOutput
@@ -18,8 +18,6 @@ from tureen.engine.draft_model import DraftModel
 from tureen.engine.guessing import _within
 from tureen.engine.scheduler import Drafters
 from tureen.grammar.base import GrammarSpec
-
-__all__ = ["folders"]
 
 ROUND_S = 0.1  # a tenth of a step
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tureen.contract.runner import RowOutput
 from tureen.engine.guessing import bucket
 from tureen.engine.scheduler import StepPlan
+from tureen.engine.sequence import Sequence
 
 LEAST_TOKENS = 16
 """Tokens that a step computes in addition to those of streams, even if it misses the goal: prompts always progress."""
@@ -30,8 +31,9 @@ class Pacer:
         self._streams_s: dict[int, float] = {}  # of a step that computes one token a row, by the bucket of its rows
         self._further_s, self._further = 0.0, 0.0  # time of further tokens, and their number, in recent steps
 
-    def token_budget(self, num_streams: int) -> int:
-        """Return how many tokens a step may compute in which that many streams get a token."""
+    def token_budget(self, running: list[Sequence]) -> int:
+        """Return how many tokens a step over the running sequences may compute."""
+        num_streams = sum(sequence.num_needed - sequence.num_computed == 1 for sequence in running)
         if not num_streams:
             return self._most
         further = LEAST_TOKENS

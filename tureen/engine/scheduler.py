@@ -76,7 +76,7 @@ class Scheduler:
         self.num_cached_tokens = 0  # ... found in the prefix cache
         self.rests: Callable[[Sequence], bool] | None = None  # whether a sequence skips a step
         self.drafters: Drafters | None = None  # None: a step draws one token a sequence
-        self.token_budget: Callable[[int], int] = lambda num_streams: token_budget  # of a step
+        self.token_budget: Callable[[list[Sequence]], int] = lambda running: token_budget  # of a step
         self.cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._by_priority = by_priority
@@ -110,7 +110,7 @@ class Scheduler:
     def _fill(self, plan: StepPlan, *, when_idle: bool) -> None:
         """Plans a step of the sequences that run when idle, or of all others."""
         running = [sequence for sequence in self.running if sequence.request.when_idle == when_idle]
-        budget = self.token_budget(sum(sequence.num_needed - sequence.num_computed == 1 for sequence in running))
+        budget = self.token_budget(running)
         resting = [] if self.rests is None else list(filter(self.rests, running))
         if len(resting) == len(running):
             resting = []
@@ -131,7 +131,7 @@ class Scheduler:
 
     def _guess(self, plan: StepPlan, drafters: Drafters) -> None:
         """Spends the rest of the budget on guesses. Preempts no sequence for them."""
-        budget = self.token_budget(0) - sum(len(row.token_ids) for row in plan.rows)
+        budget = self.token_budget([]) - sum(len(row.token_ids) for row in plan.rows)
         num_rows = sum(row.sample for row in plan.rows)
         budget = min(budget, len(self.running) + len(self._free_slots) + SPARE_DRAWS - num_rows)
         num_drafted = 0 if drafters.batch is None else _draft(plan, self.cache, drafters.batch, budget, num_rows)

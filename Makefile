@@ -66,7 +66,7 @@ $(LINT): pyproject.toml constraints.txt
 serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
 	@$(BIN)/tureen serve --port $(PORT) $(if $(MODEL),--model-path '$(MODEL)') $(ARGS)
 
-# In two processes, each with whole files. ARGS=-n0 makes it one.
+# In two processes, each with whole files; three for servers, which also wait. ARGS=-n0 makes it one.
 # Where PYTHONDONTWRITEBYTECODE is set, every start would rewrite every assertion.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -74,7 +74,7 @@ test: $(DEV) native ## the gate: all tests that need no other process
 	@$(PYTEST) $(ARGS)
 
 test-servers: $(DEV) native ## real servers and processes; a failed test runs once more; ARGS=tests/servers/browser
-	@$(PYTEST) --reruns 1 $(or $(ARGS),tests/servers)
+	@$(PYTEST) --numprocesses 3 --reruns 1 $(or $(ARGS),tests/servers)
 
 test-ledgers: $(DEV) native ## the large tables, where what they guard has changed; ARGS=--list only says which
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/ledgers.py $(ARGS)

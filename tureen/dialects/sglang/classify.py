@@ -53,8 +53,8 @@ def routes(state: ServerState) -> list[Entry]:
     async def classify(request: Request) -> ASGIApp:
         payload = read_json(request.headers.get("content-type"), await request.body())
         state.check_accepting()
-        check_kind(state.context.info, "classifier")
         body = convert(offered(payload, ClassifyBody.__struct_fields__, TABLE), ClassifyBody, table=TABLE)
+        check_kind(state.context.info, "classifier")
         answer = await unless_gone(request, _classify(body, Requester(client_name(request), body.rid), state))
         return Response(msgspec.json.encode(answer), media_type="application/json")
 

@@ -64,9 +64,7 @@ def places(entry: Entry, body: type[msgspec.Struct]) -> Iterator[Place]:
             rest = {"messages": [{"role": "user", "content": "a"}]}
         return {**rest, **fields}
 
-    for place in places_of(body, put, NOT_OFFERED.get(body, frozenset())):
-        if not place.path.endswith("].item"):  # of ResponsesForeign, which only the server makes
-            yield place
+    yield from places_of(body, put, NOT_OFFERED.get(body, frozenset()))
 
 
 def counts(place: Place) -> tuple[int, int]:

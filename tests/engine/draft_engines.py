@@ -94,13 +94,17 @@ def requests_of(rng, num_requests=5):
     for index in range(num_requests):
         prompt = rng.choice([b"Once there was a king ", b"Once there was a", b"Another"]) * rng.randrange(1, 4)
         params = {name: rng.choice(values) for name, values in PARAMS.items()}
+        if not index:  # it has no grammar either: there is always a request that can take guesses
+            params |= {"ignore_eos": True, "stop_token_ids": ()}
         logprobs = rng.choice([None, LogprobSpec(top=2)])
         request = make_request(
             f"r{index}", tuple(prompt), max_new_tokens=24, seed=rng.randrange(99), logprobs=logprobs, **params
         )
         adapter = rng.choice(["", "", "red"])
         requests.append(
-            msgspec.structs.replace(request, grammar=rng.choice(GRAMMARS), grammar_field="regex", adapter=adapter)
+            msgspec.structs.replace(
+                request, grammar=rng.choice(GRAMMARS) if index else None, grammar_field="regex", adapter=adapter
+            )
         )
     return requests
 

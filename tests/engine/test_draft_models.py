@@ -32,6 +32,7 @@ def test_tokens_and_log_probabilities_are_those_without_a_draft_model(folders, d
 
     for _ in range(2):
         assert run(guessing, requests, between=preempt) == run(plain, requests)
+    assert guessing.stats().total_guessed_tokens > 0
     assert guessing.stats().total_preemptions > 0
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
 
 from tureen.dialects.openai import batch_body, batch_routes, file_routes, tokenize_routes
 from tureen.dialects.openai import chat as openai_chat
@@ -17,14 +19,21 @@ from tureen.dialects.openai import responses_body as openai_responses_fields
 from tureen.dialects.openai.batch_body import BatchBody
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.completions import CompletionBody
-from tureen.dialects.openai.conversations import ConversationBody, ConversationItemsBody, ConversationNotesBody
+from tureen.dialects.openai.conversations import (
+    MAX_ITEMS,
+    ConversationBody,
+    ConversationItemsBody,
+    ConversationNotesBody,
+)
 from tureen.dialects.openai.embeddings import EmbeddingsBody
 from tureen.dialects.openai.responses_body import ResponsesBody
+from tureen.dialects.openai.responses_input import SentItem
 from tureen.dialects.openai.responses_tools import AllowedTool, AllowedTools
 from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry
 from tureen.requests.state import ServerState
 from tureen.requests.tool_fields import ToolChoiceField, ToolList
+from tureen.text.messages import MAX_MESSAGES
 
 if TYPE_CHECKING:
     from tureen.dialects.openai.batches import BatchService
@@ -95,5 +104,8 @@ DIALECT = Dialect(
         (ChatBody, "tool_choice"): ToolChoiceMode | ToolChoiceField,
         (TokenizeBody, "tools"): ToolList,
         (ResponsesBody, "tool_choice"): ToolChoiceMode | AllowedTool | AllowedTools,
+        (ResponsesBody, "input"): str | Annotated[list[SentItem], Meta(max_length=MAX_MESSAGES)],
+        (ConversationBody, "items"): Annotated[list[SentItem], Meta(max_length=MAX_ITEMS)],
+        (ConversationItemsBody, "items"): Annotated[list[SentItem], Meta(min_length=1, max_length=MAX_ITEMS)],
     },
 )

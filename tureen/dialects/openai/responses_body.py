@@ -80,7 +80,10 @@ class ResponsesBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=
 
     input: Annotated[
         str | Annotated[list[ResponsesItem], Meta(max_length=MAX_MESSAGES)],
-        Meta(description="The conversation so far: a text of the user, or items; a message's type may be left out."),
+        Meta(
+            description="The conversation so far: a text of the user, or items. A message's type may be left out. The "
+            "model reads items of other servers' tools, such as web_search_call, as calls with their results."
+        ),
     ]
     instructions: Annotated[str | None, Meta(description="System message.")] = None
     max_output_tokens: Annotated[

@@ -176,7 +176,7 @@ class ResponsesReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     id: str
 
 
-ResponsesItem = (
+SentItem = (
     ResponsesMessage
     | ResponsesFunctionCall
     | ResponsesCallOutput
@@ -184,8 +184,9 @@ ResponsesItem = (
     | ResponsesCustomOutput
     | ResponsesReasoningItem
     | ResponsesReference
-    | ResponsesForeign
 )
+ResponsesItem = SentItem | ResponsesForeign
+"""An item as `read_items` returns it; no client sends a ResponsesForeign."""
 
 
 def read_items(sent_items: Sequence[Any], name: str = "input") -> list[Any]:

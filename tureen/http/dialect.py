@@ -172,9 +172,9 @@ class Dialect(NamedTuple):
     generate: GenerateForm | None = None
     errors_below: Mapping[str, RenderError] = MappingProxyType({})
     """Path prefix -> function that writes the error for an unknown path with that prefix."""
-    errors_with: Mapping[str, RenderError] = MappingProxyType({})
-    """Request header of its clients -> function that writes errors of unknown paths and of routes without a form of
-    their own."""
+    errors_with: Mapping[tuple[str, str], RenderError] = MappingProxyType({})
+    """(path prefix, request header of its clients) -> function that writes errors of unknown paths and of routes
+    without a form of their own."""
     field_types: Mapping[tuple[type[msgspec.Struct], str], Any] = MappingProxyType({})
     """(struct, field) -> the type that OpenAPI shows for a field that accepts fewer values than its declared type."""
 

@@ -58,9 +58,11 @@ class Gate:
         self._hosts = Hosts(self._config)
         self._bad_requests = RateLimit(count=20, interval_s=1.0)
         self._forms = [form for dialect in dialects() for form in dialect.errors_below.items()]
-        self._client_forms = {
-            name.encode(): form for dialect in dialects() for name, form in dialect.errors_with.items()
-        }
+        self._client_forms = [
+            (start, name.encode(), form)
+            for dialect in dialects()
+            for (start, name), form in dialect.errors_with.items()
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,9 +110,9 @@ class Gate:
             form = next((form for start, form in self._forms if scope["path"].startswith(start)), form)
         if form is not error_response:
             return form
-        if not scope["path"].startswith("/v1/"):  # a client of one API sends its header to that API's paths
-            return form
-        return next((self._client_forms[name] for name, _ in scope["headers"] if name in self._client_forms), form)
+        sent = [name for name, _ in scope["headers"]]
+        fitting = (own for start, name, own in self._client_forms if scope["path"].startswith(start) and name in sent)
+        return next(fitting, form)
 
     def _visit(
         self, call: ClientCall, scope: Scope, route: BaseRoute | None

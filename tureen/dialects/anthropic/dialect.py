@@ -18,5 +18,5 @@ DIALECT = Dialect(
             "`POST /v1/messages`", "See [Anthropic's API](anthropic.md). Sampling parameters too.", AnthropicBody
         ),
     ),
-    errors_with={"anthropic-version": anthropic.error_response},
+    errors_with={("/v1/", "anthropic-version"): anthropic.error_response},
 )

@@ -1,4 +1,4 @@
-"""A server loads its draft model with the model, counts its memory, and closes what it began if that fails."""
+"""A server counts the memory of its draft model, loads both models, and closes the engine if a load fails."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class DraftModel:
         return prefixes
 
     def _note(self, sequence: Generation, start: int, token_ids: list[int]) -> None:
-        """Record that tokens, of which the last may be guesses, were written to the pages of a sequence."""
+        """Record that tokens, guesses among them, were written to the pages of a sequence."""
         assert sequence.table is not None
         pages, prefixes = sequence.table.pages, self._prefixes_of(sequence)
         for position, token_id in enumerate(token_ids, start):

@@ -23,7 +23,7 @@ from tureen.requests.shared_fields import MAX_TOP_LOGPROBS
 from tureen.requests.state import Context, ServerState
 
 ALL = -1
-"""Number of alternatives that stands for the whole vocabulary, as in vLLM."""
+"""Number of alternatives that means the whole vocabulary, as in vLLM."""
 MAX_LOGPROBS = 1 << 20
 """Most log-probabilities of an answer that asks for the whole vocabulary; as JSON they take some 50 MB."""
 

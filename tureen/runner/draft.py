@@ -35,7 +35,7 @@ log = get_logger("runner")
 
 
 def draft_config(config: Config) -> Config:
-    """Returns the settings of the draft model: the model's, without what belongs to that one alone."""
+    """Returns the settings of the draft model: the served model's, without those that only that model has."""
     return msgspec.structs.replace(
         config,
         model_path=config.draft_model or "",

@@ -357,7 +357,7 @@ def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
 
 
 def _in_new_form(message: MessageField, call_id: str, old_calls: dict[str, str]) -> MessageField:
-    """Returns a message with tool_calls in place of function_call, or the role tool in place of function.
+    """Returns a message with tool_calls instead of function_call, or the role tool instead of function.
 
     `call_id`: the id for a new call, which is added to `old_calls`.
     """

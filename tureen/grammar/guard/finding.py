@@ -177,7 +177,7 @@ class _FactFinder:
         self.nodes: list[GuardNode] = []
         self.branches = _Branches(writer, follows)
         self.reached: set[ValueSet] = set()  # sets all of whose values the guard comes to
-        self.unsure: dict[ValueSet, str] = {}  # ... unless it may come to them by another way, or not hold them to all
+        self.unsure: dict[ValueSet, str] = {}  # ... that the guard may miss, each with the reason
         self._writer = writer
         self._root = root
         self._held = held

@@ -80,7 +80,7 @@ class UnenforcedKeywords:
     def sorted_out(self, unsure: Mapping[Any, str]) -> tuple[tuple[Unenforced, ...], tuple[Unenforced, ...]]:
         """Returns all that was noted: what a guard enforces, and what nothing does.
 
-        `unsure`: the sets of values of which the guard is not sure, each with the reason. The reason "" is the one that
+        `unsure`: the sets of values that the guard may miss, each with the reason. The reason "" is the one that
         was noted.
         """
         guarded: list[Unenforced] = []

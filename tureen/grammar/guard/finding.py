@@ -176,8 +176,8 @@ class _FactFinder:
     ) -> None:
         self.nodes: list[GuardNode] = []
         self.branches = _Branches(writer, follows)
-        self.reached: set[ValueSet] = set()  # sets all of whose values the guard comes to
-        self.unsure: dict[ValueSet, str] = {}  # ... that the guard may miss, each with the reason
+        self.reached: set[ValueSet] = set()  # sets whose values the guard reaches
+        self.unsure: dict[ValueSet, str] = {}  # reached sets with values that it may miss, and why
         self._writer = writer
         self._root = root
         self._held = held

@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ledgers import TWO_PROCESSES, is_to_run, without_choice
+from ledgers import is_to_run, without_choice
+from side_by_side import Run, failures
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/kernels/cpu"
 BITS = "tests/ledgers/kernels/test_isa_bits.py"
 POOL = "tests/ledgers/kernels/test_pool_processes.py"
-GUARDS = ("kernels", "tests/kernels/*", BITS, POOL, "cmake/*", "CMakeLists.txt")
-ONCE = (f"{TESTS}/test_native_install.py",)
-"""Tests to which it makes no difference which instruction set is taken: `make test` runs them."""
+GUARDS = ("kernels", "tests/kernels/*", BITS, POOL, "cmake/*", "CMakeLists.txt", "tools/side_by_side.py")
+INSTALL = f"{TESTS}/test_native_install.py"
+"""It tests the usual build, as `make test` does."""
+ONCE = (f"{TESTS}/test_native_closing.py", f"{TESTS}/test_native_history.py", f"{TESTS}/test_thread_tuner.py")
+"""Tests of code that is the same under each instruction set: one run with the checks is enough."""
 PRODUCTS = (f"{TESTS}/test_native_linear.py", f"{TESTS}/test_native_attention.py")
 CHECKS = (
     "-O1 -g1 -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
@@ -66,14 +69,16 @@ def main() -> int:
     if unmodelled:
         print(f"check-native: not checked, because their models need AVX-512: {', '.join(unmodelled)}")
 
-    failures = [f"{name}, checked" for name in names if not _passes(name, "checked", checked, _own())]
-    failures += [name for name in names if name != taken and not _passes(name, "as it is", usual, _own())]
-    failures += [f"{name}, modelled" for name in lacking if not _passes(name, "modelled", models, PRODUCTS)]
-    if not _passes(taken, "bits of all, modelled", models, (BITS,)):
-        failures.append("bits, modelled")
+    own = _own()
+    runs = [_run(taken, "what all instruction sets share, checked", checked, ONCE)]
+    runs += [_run(name, "checked", checked, own) for name in names]
+    runs += [_run(name, "as it is", usual, own) for name in names if name != taken]
+    runs += [_run(name, "modelled", models, PRODUCTS) for name in lacking]
+    runs.append(_run(taken, "bits of all, modelled", models, (BITS,)))
+    failed = failures("check-native", runs, without_choice(sys.argv[1:]))
     good = f"{', '.join(names)}; modelled {', '.join(lacking)}: all good"
-    print(f"check-native: failed: {'; '.join(failures)}" if failures else f"check-native: {good}")
-    return 1 if failures else 0
+    print(f"check-native: failed: {'; '.join(failed)}" if failed else f"check-native: {good}")
+    return 1 if failed else 0
 
 
 def _build(name: str, flags: str, *options: str) -> dict[str, str]:
@@ -116,16 +121,13 @@ def _isas(environment: dict[str, str]) -> list[Isa]:
 
 def _own() -> tuple[str, ...]:
     """Tests of one instruction set."""
-    files = sorted((ROOT / TESTS).glob("test_*.py"))
-    return (*(name for file in files if (name := file.relative_to(ROOT).as_posix()) not in ONCE), POOL)
+    files = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / TESTS).glob("test_*.py"))
+    return (*(file for file in files if file not in (INSTALL, *ONCE)), POOL)
 
 
-def _passes(instruction_set: str, how: str, environment: dict[str, str], tests: tuple[str, ...]) -> bool:
-    print(f"check-native: {instruction_set}, {how}", flush=True)
-    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *without_choice(sys.argv[1:])]
-    command += ["--capture=sys"] if environment else []  # what a check finds goes to the real stderr
-    environment = os.environ | environment | {"TUREEN_CPU_ISA": instruction_set}
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode == 0
+def _run(instruction_set: str, how: str, environment: dict[str, str], tests: tuple[str, ...]) -> Run:
+    options = ("--capture=sys",) if environment else ()  # what a check finds goes to the real stderr
+    return Run(f"{instruction_set}, {how}", tests, environment | {"TUREEN_CPU_ISA": instruction_set}, options)
 
 
 if __name__ == "__main__":

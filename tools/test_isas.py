@@ -7,17 +7,15 @@ What a processor lacks cannot be had by a setting; what it has can be withheld.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ledgers import TWO_PROCESSES, is_to_run, without_choice
+from ledgers import is_to_run, without_choice
+from side_by_side import Run, failures
 
 from tureen.kernels.cpu import native
 
-ROOT = Path(__file__).resolve().parent.parent
 ONEDNN = {
     "AVX2": "avx2",
     "AVX512_CORE": "avx512bw",
@@ -40,16 +38,16 @@ NATIVE_TESTS: tuple[str, ...] = (
     "tests/servers/test_server.py::test_the_model_answers_a_question_again_from_the_cache",
 )
 PACKAGES = ("attention", "kernels", "layers", "models", "runner", "vision")
-GUARDS = (*PACKAGES, *(f"{test.partition('::')[0]}*" for test in TORCH_TESTS + NATIVE_TESTS))
+GUARDS = (*PACKAGES, "tools/side_by_side.py", *(f"{test.partition('::')[0]}*" for test in TORCH_TESTS + NATIVE_TESTS))
 
 
 def main() -> int:
     if not is_to_run(Path(__file__).resolve(), GUARDS, sys.argv):
         return 0
-    levels = [("TUREEN_CPU_ISA", name, NATIVE_TESTS) for name in native_sets()]
-    levels += [("ONEDNN_MAX_CPU_ISA", name, TORCH_TESTS) for name in _present(ONEDNN)]
-    levels += [("ATEN_CPU_CAPABILITY", name, TORCH_TESTS) for name in _present(ATEN)]
-    failed = [f"{variable}={name}" for variable, name, tests in levels if not _passes(variable, name, tests)]
+    levels = [_level("TUREEN_CPU_ISA", name, NATIVE_TESTS) for name in native_sets()]
+    levels += [_level("ONEDNN_MAX_CPU_ISA", name, TORCH_TESTS) for name in _present(ONEDNN)]
+    levels += [_level("ATEN_CPU_CAPABILITY", name, TORCH_TESTS) for name in _present(ATEN)]
+    failed = failures("test-isas", levels, without_choice(sys.argv[1:]))
     print(f"test-isas: failed: {'; '.join(failed)}" if failed else f"test-isas: {len(levels)} levels all good")
     return 1 if failed else 0
 
@@ -68,10 +66,8 @@ def _present(levels: dict[str, str]) -> list[str]:
     return [name for name, flag in levels.items() if not flag or flag in flags]
 
 
-def _passes(variable: str, name: str, tests: tuple[str, ...]) -> bool:
-    print(f"test-isas: {variable}={name}", flush=True)
-    command = [sys.executable, "-m", "pytest", *TWO_PROCESSES, *tests, *without_choice(sys.argv[1:])]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | {variable: name}).returncode == 0
+def _level(variable: str, name: str, tests: tuple[str, ...]) -> Run:
+    return Run(f"{variable}={name}", tests, {variable: name})
 
 
 if __name__ == "__main__":

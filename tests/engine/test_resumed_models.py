@@ -187,7 +187,9 @@ def writer(default_model_source):
 
 @pytest.fixture(scope="module")
 def seer(default_model_source):
-    made = Written(model_path=str(shapes_vlm.build(default_model_source.path.parents[2], no_progress)))
+    with lanes.WATCH.pause():  # the first run on a machine downloads the vision model
+        folder = shapes_vlm.build(default_model_source.path.parents[2], no_progress)
+    made = Written(model_path=str(folder))
     yield made
     made.close()
 

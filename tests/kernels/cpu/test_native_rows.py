@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 
 native = pytest.importorskip("tureen.kernels.cpu._native")
@@ -247,3 +248,15 @@ def test_int8_groups_that_are_not_finite_have_scale_nan_alone(broken: float, at:
     others = np.arange(got["scale"].shape[1]) != 1
     assert np.array_equal(got["scale"][1, others], wanted["scale"][1, others])
     assert np.array_equal(got["scale"][0], wanted["scale"][0])
+
+
+@pytest.mark.parametrize("head_dim", [2, 16, 24, 32, 64, 72, 80, 96, 128, 192, 256, 576])
+def test_spread_multiplies_by_a_hadamard_matrix_and_keeps_the_dot_products(head_dim: int) -> None:
+    blocks = head_dim // 16
+    size = 16 * (blocks & -blocks)  # the largest power of two of blocks
+    one = scipy.linalg.hadamard(size) if size else np.zeros((0, 0))
+    matrix = scipy.linalg.block_diag(*[one] * (16 * blocks // size if size else 0), np.eye(head_dim % 16))
+    keys, queries = _make_normal(5, head_dim), _make_normal(5, head_dim, seed=1)
+    assert np.allclose(native.spread(keys, False), keys @ matrix.T, rtol=0, atol=1e-4)
+    scores = native.spread(queries, True).astype(np.float64) @ native.spread(keys, False).T
+    assert np.allclose(scores, queries.astype(np.float64) @ keys.T, rtol=0, atol=2e-4)

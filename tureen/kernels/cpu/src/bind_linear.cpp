@@ -258,6 +258,15 @@ FloatArray rotate(const AnyArray& x, const AnyArray& cos, const AnyArray& sin) {
     });
 }
 
+FloatArray spread(const AnyArray& x, bool is_query) {
+    const float* xs = checked<const float>(x, "x", {ANY, ANY});
+    size_t head_dim = x.shape(1);
+    return by_row(x, [&](size_t row, float* out) {
+        std::memcpy(out, xs + row * head_dim, head_dim * sizeof(float));
+        kernels().rows->spread(out, int(head_dim), is_query);
+    });
+}
+
 void bind_classes(nb::module_& m) {
     nb::class_<Pool>(m, "Pool",
                      "Threads that share the work of a call, the calling one among them. For one call at a time.")
@@ -317,6 +326,10 @@ void bind_linear(nb::module_& m) {
     m.def("add", &add, nb::arg("x"), nb::arg("y"), "x + y, float32 [m, cols].");
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cos"), nb::arg("sin"),
           "x float32 [m, head_dim] turned by the angles whose cos and sin are [m, head_dim / 2].");
+    m.def(
+        "spread", &spread, nb::arg("x"), nb::arg("is_query"),
+        "x float32 [m, head_dim], each row multiplied by the Hadamard matrix of 8-bit keys; queries are divided by its "
+        "number of rows.");
 }
 
 }  // namespace tureen

@@ -269,6 +269,38 @@ void xielu(const float* x, const Xielu& c, int cols, float* out) {
     });
 }
 
+// Row j of the Hadamard matrix of 16 rows: 1 or -1.
+struct HadamardSigns {
+    alignas(64) float rows[16][16];
+    constexpr HadamardSigns() : rows() {
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < 16; j++) {
+                int both = i & j;
+                rows[i][j] = ((both ^ (both >> 1) ^ (both >> 2) ^ (both >> 3)) & 1) ? -1.0f : 1.0f;
+            }
+    }
+};
+
+constexpr HadamardSigns HADAMARD;
+
+void spread(float* x, int size, bool is_query) {
+    int groups = size / 16, together = 1;
+    for (int g = 0; g < groups; g++) {
+        vec16 sum = zeros();
+        for (int j = 0; j < 16; j++) sum = fma(broadcast(x[16 * g + j]), load(HADAMARD.rows[j]), sum);
+        store(x + 16 * g, sum);
+    }
+    for (; groups % (2 * together) == 0 && groups > 0; together *= 2)
+        for (int g = 0; g < groups; g++) {
+            if (g & together) continue;
+            float *a = x + 16 * g, *b = a + 16 * together;
+            vec16 sum = load(a) + load(b), difference = load(a) - load(b);
+            store(a, sum);
+            store(b, difference);
+        }
+    if (is_query) map(16 * groups, x, [&](auto at) { return at(x) * broadcast(1.0f / float(16 * together)); });
+}
+
 void rotate(float* x, const float* cos, const float* sin, int size) {
     int half = size / 2;
     auto turn = [&](int i, auto get, auto put) {
@@ -430,7 +462,7 @@ void quantize(const float* x, int cols, const Activations& out, int m) {
 extern const RowKernels row_kernels;
 const RowKernels row_kernels{quantize,       rms_norm,      layer_norm,       add,        silu_mul, quick_gelu_mul,
                              gelu_mul,       gelu_tanh_mul, relu_squared_mul, delta_step, ssm_step, clamped_swiglu,
-                             xielu,          rotate,        scale_and_cap,    shrink,     expand};
+                             xielu,          rotate,        spread,           scale_and_cap,    shrink,     expand};
 
 }  // namespace VARIANT
 }  // namespace tureen

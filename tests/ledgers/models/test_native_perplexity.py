@@ -56,8 +56,8 @@ def reference(token_ids):
         ({}, 1e-3, 0.01),
         ({"activations": "int8"}, 0.01, 0.08),
         ({"quantization": "int8"}, 0.02, 0.15),
-        ({"kv_cache_dtype": "int8"}, 0.005, 0.05),
-        ({"kv_cache_dtype": "int4"}, 0.03, 0.2),
+        ({"kv_cache_dtype": "int8"}, 0.003, 0.022),
+        ({"kv_cache_dtype": "int4"}, 0.02, 0.12),
     ],
     ids=["float32", "bfloat16", "as stored", "as stored, inputs of 8 bits", "int8", "int8 cache", "int4 cache"],
 )

@@ -106,6 +106,8 @@ void attend_share(const AttentionRows& rows, const KvLayer& kv, const AttentionP
     }
     const float* states = is_whole ? cut.states : plan.states.data() + share.states;
     attention().finish(count, is_whole ? 1 : share.end - share.begin, states, dim, has_sinks ? sinks : nullptr, out);
+    if (spreads_values(kv))
+        for (int j = 0; j < count; j++) kernels().rows->spread(out[j], dim, true);
 }
 
 }  // namespace tureen

@@ -13,6 +13,11 @@ struct Share {
     size_t states;  // where its first piece's are among all states
 };
 
+// Numbers of few bits share one scale: a dimension that is much larger than the others would take their bits. 8 bits
+// are enough for values.
+inline bool spreads_keys(const KvLayer& kv) { return kv.key_type == KvType::INT8 && kv.has_values(); }
+inline bool spreads_values(const KvLayer& kv) { return kv.value_type == KvType::INT4; }
+
 struct AttentionPlan {
     std::vector<Share> shares;  // the longest first
     std::vector<Share> parts;   // the shares' pieces, where shares alone would keep threads waiting

@@ -23,9 +23,6 @@ void normalise_together(Frame& frame, const AttentionShape& shape, const Norm& q
     if (int(k_norm.weight.size()) == keys) normalise(frame.kernels, k_norm, q + queries, keys, q + queries);
 }
 
-// Keys of 8 bits have one scale: a dimension that is much larger than the others would take their bits.
-bool spreads(const KvLayer& kv) { return kv.key_type == KvType::INT8 && kv.has_values(); }
-
 // Normalise and rotate a vector of one token's queries and keys; store a key, and its value.
 void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, const Norm& v_norm,
            const KvLayer& kv, const float* angles, int token, int head) {
@@ -48,7 +45,7 @@ void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const 
     if (has_norm && shape.norms_last) normalise(frame.kernels, norm, vector, dim, vector);
     const Step& step = frame.step;
     int position = step.positions[token];
-    if (spreads(kv)) rows.spread(vector, dim, !is_key);
+    if (spreads_keys(kv)) rows.spread(vector, dim, !is_key);
     if (!is_key) {
         float grown = shape.growth == 0 ? 1.0f : 1 + shape.growth * std::log1p(float(position / shape.growth_every));
         if (grown != 1.0f) std::transform(vector, vector + dim, vector, [&](float value) { return value * grown; });
@@ -57,6 +54,7 @@ void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const 
     const Span& span = step.spans[step.span_of[token]];
     int kv_head = head - shape.num_heads;
     if (!v_norm.weight.empty()) normalise(frame.kernels, v_norm, value, dim, value);
+    if (spreads_values(kv)) rows.spread(value, dim, false);
     int page = step.pages_of(span, kv)[position / kv.page_len];
     frame.kernels.attention->store(kv, page, position % kv.page_len, kv_head, vector, value);
 }

@@ -26,17 +26,26 @@ class Span(NamedTuple):
         return self.window_pages if window is not None and self.window_pages else self.pages
 
 
+class PageTables(NamedTuple):
+    """Page tables on the device, for steps of one token a row that are captured and replayed."""
+
+    pages: Tensor  # int32 [tables, pages]
+    rows: Tensor  # int64 [tokens]: the table of each token
+    num_keys: int  # no token's position is this or more
+
+
 class ModelInput(NamedTuple):
     """The tensors of one step. Tokens of all rows stand one after another."""
 
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
     kv_slots: Tensor  # int64 [tokens]: page * page_size + offset, where the token's K/V are stored
-    spans: tuple[Span, ...]  # one per row
+    spans: tuple[Span, ...]  # one per row; none if there are `tables`
     sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
     places: Tensor | None = None  # int64 [tokens, 3]: frames, rows, columns that turn vectors; None: all are positions
     window_slots: Tensor | None = None  # in place of kv_slots, for layers with a window; None: they are in kv_slots
+    tables: PageTables | None = None  # in place of spans
 
     def slots_of(self, window: int | None) -> Tensor:
         """Returns where layers with this window store the K/V of each token, int64 [tokens]."""

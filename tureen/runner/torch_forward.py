@@ -28,6 +28,7 @@ from tureen.lora.torch_adapters import StepAdapters
 from tureen.models.config import ModelConfig
 from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
+from tureen.runner.cuda_graphs import CudaRecorder, DecodeSteps, Recorder, can_capture
 from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import bytes_of_kv, plan_capacity
@@ -65,9 +66,21 @@ class TorchForward:
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
         self._adapters = adapters
+        self._steps: DecodeSteps | None = None
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, capacity: Capacity, scratch_page: int) -> None:
+        """Captures and replays decode steps from now on, if the model allows it. scratch_page: see DecodeSteps."""
+        if isinstance(self._model, DecoderModel) and can_capture(self._model, capacity):
+            self._steps = DecodeSteps(self._model, self._attention, capacity, recorder, self._device, scratch_page)
 
     @torch.inference_mode()
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
+        if self._steps is not None:
+            self._adapters.select((), self._device)
+            captured = self._steps.run(batch, best_only=best_only)
+            if captured is not None:
+                return captured
         inputs, states = self._states(batch)
         hidden = tuple(self._model.last_hidden(states[list(tokens)]).cpu().numpy() for tokens in hidden_ranges(batch))
         scored = self._scored(states, score_pieces(batch, self._vocab_size))
@@ -152,7 +165,7 @@ class TorchForwardFactory:
         return torch_pool.allocate(
             self.model.kv_layers,
             self._dtype,
-            num_pages=capacity.num_pages,
+            num_pages=capacity.num_pages + (self._device.type == "cuda"),  # the last is the scratch page
             page_size=capacity.page_size,
             device=self._device,
             num_window_pages=capacity.num_window_pages,
@@ -164,7 +177,10 @@ class TorchForwardFactory:
         weights.states = None if cache.states is None else KeptStates(cache.states)
         attention = self._attention.make_backend(layers, cache.keys, cache.values)
         adapters = StepAdapters(weights.linears())
-        return TorchForward(weights, adapters, attention, self.capacity.page_size, self._device, self._dtype)
+        forward = TorchForward(weights, adapters, attention, self.capacity.page_size, self._device, self._dtype)
+        if self._device.type == "cuda":
+            forward.capture(CudaRecorder(), self.capacity, self.capacity.num_pages)
+        return forward
 
     def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
         values: NDArray[np.float32] = weights.weight(name).float().cpu().numpy()

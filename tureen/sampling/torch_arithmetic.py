@@ -44,6 +44,11 @@ from tureen.sampling.probability import (
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
+def marked(values: Tensor, tokens: Tensor, sound: Tensor) -> Tensor:
+    """Returns tokens [rows] with the marks of rows that have none to draw. values [rows]: their logits, after masks."""
+    return torch.where(sound, torch.where(values == -torch.inf, NOTHING_ALLOWED, tokens), NOT_SOUND)
+
+
 class TorchArithmetic:
     """The sampler's `Arithmetic` in torch: it computes all weights of a row's softmax, in float64."""
 
@@ -66,8 +71,7 @@ class TorchArithmetic:
         if present:
             grammar_mask.apply(logits, list(present), list(present.values()))
             values = logits.amax(dim=1)
-        best = torch.where(values == -torch.inf, NOTHING_ALLOWED, peak_tokens(logits, values))
-        tokens: list[int] = torch.where(sound, best, NOT_SOUND).tolist()
+        tokens: list[int] = marked(values, peak_tokens(logits, values), sound).tolist()
         return tokens
 
     @torch.inference_mode()

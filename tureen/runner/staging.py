@@ -7,7 +7,7 @@ has another sequence, or its pages changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,22 +49,24 @@ class Staging:
         is_pinned = device.type == "cuda"
         self._sizes = sizes
         self._device = device
-        self._sent = torch.zeros(FIELDS * sizes.most_rows, dtype=torch.int64, pin_memory=is_pinned)
-        self._taken = torch.zeros(RESULTS * sizes.most_rows, dtype=torch.int64, pin_memory=is_pinned)
+        width = _stride(sizes.most_rows)
+        self._sent = torch.zeros(FIELDS * width, dtype=torch.int64, pin_memory=is_pinned)
+        self._taken = torch.zeros(RESULTS * width, dtype=torch.int64, pin_memory=is_pinned)
         self._sent_numbers, self._taken_numbers = self._sent.numpy(), self._taken.numpy()
-        self._inputs = torch.zeros(FIELDS * sizes.most_rows, dtype=torch.int64, device=device)
-        self._results = torch.zeros(RESULTS * sizes.most_rows, dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(FIELDS * width, dtype=torch.int64, device=device)
+        self._results = torch.zeros(RESULTS * width, dtype=torch.int64, device=device)
         shape = sizes.num_slots + 1, sizes.table_width  # the last one is of rows that fill up a step
         self.tables = torch.full(shape, sizes.scratch_page, dtype=torch.int32, device=device)
         self._known: list[tuple[int, ...]] = [()] * sizes.num_slots
 
     def inputs(self, count: int) -> Staged:
         """Returns the places of the integers of a step of `count` rows."""
-        return Staged(*self._inputs[: FIELDS * count].view(FIELDS, count))
+        return Staged(*_cut(self._inputs, FIELDS, count))
 
     def results(self, count: int) -> Tensor:
         """Returns the place of what a step of `count` rows brings back, int64 [RESULTS, count]."""
-        return self._results[: RESULTS * count].view(RESULTS, count)
+        results: Tensor = _cut(self._results, RESULTS, count)
+        return results
 
     def patch_tables(self, staged: Staged) -> None:
         """Writes each row's current page into its table, on the device."""
@@ -74,7 +76,7 @@ class Staging:
     def send(self, rows: Sequence[Row], count: int) -> None:
         """Sends the rows' integers, and fills up with rows of the scratch page to `count`."""
         size, scratch, used = self._sizes.page_size, self._sizes.scratch_page, len(rows)
-        numbers = self._sent_numbers[: FIELDS * count].reshape(FIELDS, count)
+        numbers = _cut(self._sent_numbers, FIELDS, count)
         numbers[:, used:] = np.array([0, 0, scratch * size, self._sizes.num_slots, scratch])[:, None]
         starts = [row.start for row in rows]
         numbers[0, :used] = [row.token_ids[0] for row in rows]
@@ -84,14 +86,17 @@ class Staging:
         numbers[2, :used] = numbers[4, :used] * size + numbers[1, :used] % size
         for row in rows:
             self._renew_table(row)
-        self._inputs[: FIELDS * count].copy_(self._sent[: FIELDS * count], non_blocking=True)
+        end = FIELDS * _stride(count)
+        self._inputs[:end].copy_(self._sent[:end], non_blocking=True)
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Waits for what a step of `count` rows brings back: [RESULTS, count]. It holds until the next step."""
-        self._taken[: RESULTS * count].copy_(self._results[: RESULTS * count], non_blocking=True)
+        end = RESULTS * _stride(count)
+        self._taken[:end].copy_(self._results[:end], non_blocking=True)
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return self._taken_numbers[: RESULTS * count].reshape(RESULTS, count)
+        taken: NDArray[np.int64] = _cut(self._taken_numbers, RESULTS, count)
+        return taken
 
     def _renew_table(self, row: Row) -> None:
         """Sends a whole table unless the device has its pages before the current one."""
@@ -104,3 +109,14 @@ class Staging:
             self._known[row.slot] = pages
         else:
             self._known[row.slot] = pages[: before + 1]
+
+
+def _cut(buffer: Any, fields: int, count: int) -> Any:
+    """Returns the part of a buffer that a step of `count` rows uses, [fields, count]."""
+    stride = _stride(count)
+    return buffer[: fields * stride].reshape(fields, stride)[:, :count]
+
+
+def _stride(count: int) -> int:
+    """Returns the distance of fields: each begins at a multiple of 16 bytes, for which kernels are compiled."""
+    return count + count % 2

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tureen.attention.base import AttentionBackend, AttentionNeeds, ModelInput
-from tureen.attention.choice import find_backend
+from tureen.attention.choice import AUTO, find_backend
 from tureen.config import Config
 from tureen.contract.runner import Batch, Capacity, KvPart
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
+from tureen.kernels.fused import find_fused
 from tureen.layers.kept_states import KeptStates
 from tureen.log import Progress
 from tureen.lora.adapter import Adapter
@@ -145,6 +146,7 @@ class TorchForwardFactory:
         self._dtype = dtype
         self.capacity = capacity
         self._progress = progress
+        self._captures = False
 
     def load(self, source: ModelSource, config: Config) -> DecoderModel:
         loading.require_memory(
@@ -158,6 +160,11 @@ class TorchForwardFactory:
         )
         model.load(tensors)
         model.finish(self.capacity.context_len, place)
+        if self._device.type == "cuda" and config.kernels != "torch":
+            self._captures = True
+            fused = find_fused(place, self._dtype, self.model.hidden_size)
+            if fused is not None:
+                model.fuse(fused)
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
@@ -178,7 +185,7 @@ class TorchForwardFactory:
         attention = self._attention.make_backend(layers, cache.keys, cache.values)
         adapters = StepAdapters(weights.linears())
         forward = TorchForward(weights, adapters, attention, self.capacity.page_size, self._device, self._dtype)
-        if self._device.type == "cuda":
+        if self._captures:
             forward.capture(CudaRecorder(), self.capacity, self.capacity.num_pages)
         return forward
 
@@ -244,9 +251,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 def find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
     """Finds the attention backend; see find_backend."""
     layers = tuple(layer_shape(model, layer) for layer in model.cached_layers or (0,))
-    return find_backend(
-        config.attention_backend, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size)
-    )
+    is_plain = config.kernels == "torch" and device.type == "cuda" and config.attention_backend == AUTO
+    name = "reference" if is_plain else config.attention_backend
+    return find_backend(name, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size))
 
 
 def refuse_native_settings(config: Config, dtype: torch.dtype) -> None:

@@ -1,0 +1,120 @@
+"""A model with Triton's attention, norms and activations, in the interpreter: plain steps, and captured ones."""
+
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("triton is for Linux on x86-64", allow_module_level=True)
+
+import torch
+import triton_interpreter  # noqa: F401  before the kernels
+from captured_tape import Tape
+from runner_driver import Running, folder_source, random_tokens, step
+from tiny_models import write
+
+from tureen.attention import triton as backend
+from tureen.attention.base import AttentionNeeds, LayerShape
+from tureen.attention.reference import ReferenceAttention
+from tureen.config import Config
+from tureen.contract.types import LogprobSpec
+from tureen.kernels import fused
+from tureen.kernels.triton import attention, norm
+from tureen.models.torch_decoder import layer_shape
+from tureen.runner.load import load_runner
+
+GUARDS = ("tureen/kernels/triton/*", "tureen/kernels/fused.py", "attention", "layers", "tureen/runner/cuda_graphs.py")
+MODELS = ("llama", "gemma2-softcaps", "mistral-sliding", "qwen3")
+NEEDS = AttentionNeeds("cuda", "bfloat16", (LayerShape(8, 2, 128, 0.1, None),), 16)
+
+
+def load(folder, *, is_fused, tape=None):
+    settings = {"device": "cpu", "kernels": "torch", "dtype": "float32", "max_total_tokens": 1024, "num_threads": 1}
+    runner = load_runner(folder_source(folder), Config(**settings))
+    forward, capacity = runner.forward, runner.capacity()
+    if is_fused:
+        config, cache = forward._model.config, runner._parts._cache
+        layers = [layer_shape(config, layer) for layer in range(config.num_layers)]
+        forward._attention = backend.make_backend(layers, cache.keys, cache.values)
+        assert isinstance(forward._attention, backend.TritonAttention)
+        kernels = fused.find_fused(torch.device("cpu"), torch.float32, config.hidden_size)
+        assert kernels is not None
+        forward._model.fuse(kernels)
+    if tape is not None:
+        forward.capture(tape, capacity, capacity.num_pages - 1)
+    return runner
+
+
+def run(runner):
+    """Computes prompts in chunks beside other rows, then decodes all of them."""
+    spec = LogprobSpec(prompt_start=0, top=8)
+    running = [
+        Running(index, random_tokens(4 + 15 * index, index), range(4 * index, 4 * index + 4), logprobs=spec)
+        for index in range(3)
+    ]
+    step(runner, running[1:], [11, 9], score=True)
+    step(runner, running, [99, 99, 99], score=True)
+    for _ in range(4):
+        step(runner, running, [1, 1, 1])
+    return running
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_with_kernels_has_the_logprobs_of_the_reference(tmp_path, model):
+    write(tmp_path, model)
+    expected = run(load(tmp_path, is_fused=False))
+    for runner in (load(tmp_path, is_fused=True), load(tmp_path, is_fused=True, tape=(tape := Launches()))):
+        for ours, theirs in zip(run(runner), expected, strict=True):
+            assert ours.output == theirs.output
+            for own, other in zip(ours.output_logprobs, theirs.output_logprobs, strict=True):
+                assert [value for value, _ in own.top] == pytest.approx([value for value, _ in other.top], abs=2e-5)
+    assert tape.num_replays == 3
+
+
+class Launches(Tape):
+    """Replays by computing again: the kernels of the interpreter are no operations of torch."""
+
+    def capture(self, function):
+        self.num_captures += 1
+
+        def replay():
+            self.num_replays += 1
+            function()
+
+        return replay
+
+
+def test_a_kernel_that_differs_from_its_reference_is_not_used(monkeypatch, caplog):
+    pages = [torch.zeros(4, 16, 2, 64)]
+    monkeypatch.setattr(attention, "prefill", lambda q, *_: q * 0)
+    assert isinstance(backend.make_backend([LayerShape(4, 2, 64, 0.1, None)], pages, pages), ReferenceAttention)
+    monkeypatch.setattr(norm, "add_norm", lambda x, *_: x)
+    assert fused.find_fused(torch.device("cpu"), torch.float32, 64) is None
+    assert [record.message.partition(" are ")[0] for record in caplog.records] == ["attention", "norms and activations"]
+
+
+def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("Failed to find C compiler\nmore")
+
+    monkeypatch.setattr(norm, "add_norm", fail)
+    assert fused.find_fused(torch.device("cpu"), torch.float32, 64) is None
+    assert caplog.messages == [
+        "norms and activations are computed by PyTorch, which is slower: Triton's kernels cannot be used: "
+        "Failed to find C compiler"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"device": "cpu"}, "it runs on CUDA devices, not on cpu"),
+        ({"dtype": "float32"}, "it computes in bfloat16 and float16, not in float32"),
+        ({"layers": (LayerShape(8, 2, 576, 0.1, None),)}, "heads have 576 numbers, and it has at most 256"),
+        ({"layers": (LayerShape(65, 1, 64, 0.1, None),)}, "more than 64 heads share keys"),
+        ({"layers": (LayerShape(8, 2, 64, 0.1, None, sees_pictures_whole=True),)}, "it does not show pictures whole"),
+        ({}, ""),
+    ],
+)
+def test_what_a_model_needs_and_the_backend_cannot_is_said(change, fault):
+    assert backend.why_unsupported(NEEDS._replace(**change)) == fault

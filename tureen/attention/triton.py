@@ -1,0 +1,148 @@
+"""Paged attention by Triton kernels on CUDA devices: keys and values are read where they are.
+
+The kernels are in `tureen/kernels/triton/attention.py`. Each layer's shape is compared with the reference at the start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tureen.attention import reference
+from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape, ModelInput, Span
+from tureen.extras import is_installed
+from tureen.kernels.fused import are_near, probe_passes
+
+if TYPE_CHECKING:
+    from tureen.kernels.triton.attention import Shape, Tables, Tiles
+
+ATTENTION_BACKENDS = ("triton",)
+PREFERENCE = 1
+
+SIXTEEN_BITS = ("bfloat16", "float16")
+LARGEST_HEAD = 256
+MOST_SHARING = 64  # heads that share keys
+
+
+def why_unsupported(needs: AttentionNeeds) -> str:
+    """Returns why it cannot do what a model needs, or "" where it can."""
+    if needs.device != "cuda":
+        return f"it runs on CUDA devices, not on {needs.device}"
+    if not is_installed("triton"):
+        return "Triton is not installed: pip install triton"
+    if needs.dtype not in SIXTEEN_BITS:
+        return f"it computes in bfloat16 and float16, not in {needs.dtype}"
+    return next((fault for layer in needs.layers if (fault := _fault(layer))), "")
+
+
+def _fault(layer: LayerShape) -> str:
+    if layer.head_dim > LARGEST_HEAD:
+        return f"heads have {layer.head_dim} numbers, and it has at most {LARGEST_HEAD}"
+    if layer.num_heads // layer.num_kv_heads > MOST_SHARING:
+        return f"more than {MOST_SHARING} heads share keys"
+    return "it does not show pictures whole" if layer.sees_pictures_whole else ""
+
+
+def make_backend(layers: Sequence[LayerShape], keys: Sequence[Tensor], values: Sequence[Tensor]) -> AttentionBackend:
+    """Makes the backend over these pages; keys, values: see ReferenceAttention. It is the reference if a kernel fails
+    here."""
+    shapes = dict.fromkeys(zip(layers, (pages.shape[1] for pages in keys), strict=True))
+    if not probe_passes("attention", lambda: all(_agrees(*each, keys[0]) for each in shapes)):
+        return reference.make_backend(layers, keys, values)
+    return TritonAttention(layers, keys, values)
+
+
+class TritonAttention:
+    """The backend over pages [pages, page_size, kv_heads, head_dim] of each layer's keys and values."""
+
+    def __init__(self, layers: Sequence[LayerShape], keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self._kernels = importlib.import_module("tureen.kernels.triton.attention")
+        self._layers = tuple(layers)
+        self._shapes: list[Shape] = [_shape(self._kernels, layer) for layer in layers]
+        self._pages = list(zip(keys, values, strict=True))
+        self._page_size = keys[0].shape[1]
+        self._inputs: ModelInput
+        self._tables: dict[bool, Tables] = {}  # whether they are of layers with a window
+        self._tiles: dict[int, Tiles] = {}  # by the number of heads that share keys; none in a decode step
+        self._num_sections = 0
+
+    def plan(self, inputs: ModelInput) -> None:
+        self._inputs, self._tiles = inputs, {}
+        section = self._kernels.SECTION
+        if inputs.tables is not None:
+            tables = self._kernels.Tables(inputs.tables.pages, inputs.tables.rows)
+            self._tables = {False: tables, True: tables}
+            self._num_sections = -(-inputs.tables.num_keys // section)
+            return
+        spans, device = inputs.spans, inputs.token_ids.device
+        self._tables = {
+            has: self._table(spans, has, device) for has in {each.window is not None for each in self._layers}
+        }
+        self._num_sections = -(-max(span.start + span.length for span in spans) // section)
+        if any(span.length > 1 for span in spans):
+            self._tiles = {shape.group: self._cut(shape, spans, device) for shape in self._shapes}
+
+    def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
+        shape, pages = self._layers[layer], self._pages[layer]
+        slots = self._inputs.slots_of(shape.window)
+        for stored, new in zip(pages, (k, v), strict=True):
+            if new is not None:
+                stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, new)
+        tables, own = self._tables[shape.window is not None], self._shapes[layer]
+        if self._tiles:
+            out = self._kernels.prefill(q.contiguous(), pages, tables, self._tiles[own.group], own, sinks)
+        else:
+            positions = self._inputs.positions
+            out = self._kernels.decode(q.contiguous(), pages, tables, positions, self._num_sections, own, sinks)
+        attended: Tensor = out.flatten(1)
+        return attended
+
+    def _table(self, spans: Sequence[Span], has_window: bool, device: torch.device) -> Tables:
+        rows = [span.window_pages if has_window and span.window_pages else span.pages for span in spans]
+        table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+        for places, pages in zip(table, rows, strict=True):
+            places[: len(pages)] = pages
+        tables: Tables = self._kernels.Tables(
+            torch.from_numpy(table).to(device), torch.arange(len(rows), device=device)
+        )
+        return tables
+
+    def _cut(self, shape: Shape, spans: Sequence[Span], device: torch.device) -> Tiles:
+        places = self._kernels.prefill_tiles(shape, [(span.first, span.length, span.start) for span in spans])
+        tiles: Tiles = self._kernels.Tiles(torch.tensor(places, dtype=torch.int32).to(device), len(places))
+        return tiles
+
+
+def _shape(kernels: Any, layer: LayerShape) -> Shape:
+    shape: Shape = kernels.Shape(*layer[:6])
+    return shape
+
+
+def _agrees(layer: LayerShape, page_size: int, like: Tensor) -> bool:
+    """Returns whether the kernels compute what the reference does: three tokens after 513, as one piece and alone."""
+    kernels = importlib.import_module("tureen.kernels.triton.attention")
+    generator = torch.Generator(like.device).manual_seed(0)
+    shape, num_keys = _shape(kernels, layer), kernels.SECTION + 4
+    num_pages = -(-num_keys // page_size)
+
+    def numbers(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator, device=like.device).to(like.dtype)
+
+    pages = tuple([numbers(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for _ in range(2)])
+    q = numbers(3, layer.num_heads, layer.head_dim)
+    sinks = torch.zeros(layer.num_heads, device=like.device) if layer.has_sinks else None
+    spans = [(0, 3, num_keys - 3)]
+    order = torch.arange(num_pages, dtype=torch.int32, device=like.device)[None]
+    tables = kernels.Tables(order, torch.zeros(1, dtype=torch.int64, device=like.device))
+    places = kernels.prefill_tiles(shape, spans)
+    tiles = kernels.Tiles(torch.tensor(places, dtype=torch.int32, device=like.device), len(places))
+    whole = kernels.prefill(q, pages, tables, tiles, shape, sinks)
+    position = torch.tensor([num_keys - 1], device=like.device)
+    alone = kernels.decode(q[2:].clone(), pages, tables, position, 2, shape, sinks)
+    expected = kernels.reference(q, pages, [list(range(num_pages))], spans, shape, sinks)
+    return are_near(whole, expected) and are_near(alone, expected[2:])

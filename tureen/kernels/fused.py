@@ -1,0 +1,69 @@
+"""The fused kernels that a device can use: those in Triton, if they compute what their references do here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tureen.extras import is_installed
+from tureen.log import get_logger
+
+TOLERANCE = 0.05
+"""Largest difference from a reference, of numbers around 1 in 16 bits, with which a kernel is used."""
+PROBED_ROWS = 3
+
+log = get_logger("kernels")
+
+
+class FusedKernels(NamedTuple):
+    """Kernels by what they compute."""
+
+    add_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], Tensor]  # see triton/norm.py
+    activate_and_mul: Callable[[Tensor, str], Tensor]  # see triton/activation.py
+    activations: frozenset[str]  # by their names in a model's config
+
+
+def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> FusedKernels | None:
+    """Returns the fused kernels for a device, after a probe of each; None without any, which it says in one line."""
+    if not is_installed("triton"):
+        log.warning("Triton is not installed, so operations that could be one kernel are several: pip install triton")
+        return None
+    norm, activation = (importlib.import_module(f"tureen.kernels.triton.{name}") for name in ("norm", "activation"))
+    kernels = FusedKernels(norm.add_norm, activation.activate_and_mul, frozenset(activation.FUNCTIONS))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def rows(size: int) -> Tensor:
+        return torch.randn(PROBED_ROWS, size, generator=generator, device=device).to(dtype)
+
+    def probe() -> bool:
+        weight, added = torch.ones(hidden_size, device=device), rows(hidden_size)
+        x, gated = rows(hidden_size), rows(2 * hidden_size)
+        pairs = [(kernels.add_norm(x.clone(), added, weight, 1e-5, 1.0), norm.reference(x, added, weight, 1e-5))]
+        pairs += [
+            (kernels.activate_and_mul(gated, name), activation.reference(gated.clone(), name))
+            for name in kernels.activations
+        ]
+        return all(are_near(result, expected) for result, expected in pairs)
+
+    return kernels if probe_passes("norms and activations", probe) else None
+
+
+def are_near(result: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(result.float(), expected.float(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def probe_passes(what: str, probe: Callable[[], bool]) -> bool:
+    """Returns whether a probe of Triton kernels passes. If not, says why in one line."""
+    failures: tuple[type[Exception], ...] = (RuntimeError, OSError, importlib.import_module("triton").TritonError)
+    try:
+        if probe():
+            return True
+        fault = "a kernel differs from its reference"
+    except failures as error:
+        fault = str(error).strip().partition("\n")[0] or type(error).__name__
+    log.warning("%s are computed by PyTorch, which is slower: Triton's kernels cannot be used: %s", what, fault)
+    return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,4 +86,26 @@ class AttentionBackend(Protocol):
         The new K/V are stored first; each token then attends to the positions up to its own, or up to the end of its
         picture where the layer sees pictures whole. v: None if values are a part of the keys; k: None, too, if both are
         stored already. layer: the index of the layer. sinks: float32 [heads], for layers that have them.
+        """
+
+
+class HeadNorms(NamedTuple):
+    """The norms of each head's queries and keys before the rotation: weights float32 [head_dim]."""
+
+    queries: Tensor
+    keys: Tensor
+    eps: float
+
+
+@runtime_checkable
+class RotatingBackend(AttentionBackend, Protocol):
+    """A backend with one kernel for what comes between the projection and attention."""
+
+    def store_rotated(
+        self, qkv: Tensor, layer: int, rotation: tuple[Tensor, Tensor, bool], norms: HeadNorms | None
+    ) -> Tensor:
+        """Normalises and rotates queries and keys, stores keys and values, and returns queries for `forward`.
+
+        qkv [tokens, (heads + 2 * kv_heads) * head_dim]. rotation: cos and signed sin, [tokens, 1, rotated dimensions],
+        and whether pairs are neighbours. Returns [tokens, heads, head_dim].
         """

@@ -6,7 +6,7 @@ The kernels are in `tureen/kernels/triton/attention.py`. Each layer's shape is c
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tureen.attention import reference
-from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape, ModelInput, Span
+from tureen.attention.base import AttentionBackend, AttentionNeeds, HeadNorms, LayerShape, ModelInput, Span
 from tureen.extras import is_installed
 from tureen.kernels.fused import are_near, probe_passes
 
@@ -62,6 +62,7 @@ class TritonAttention:
 
     def __init__(self, layers: Sequence[LayerShape], keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self._kernels = importlib.import_module("tureen.kernels.triton.attention")
+        self._store = importlib.import_module("tureen.kernels.triton.rope_store")
         self._layers = tuple(layers)
         self._shapes: list[Shape] = [_shape(self._kernels, layer) for layer in layers]
         self._pages = list(zip(keys, values, strict=True))
@@ -86,6 +87,17 @@ class TritonAttention:
         self._num_sections = -(-max(span.start + span.length for span in spans) // section)
         if any(span.length > 1 for span in spans):
             self._tiles = {shape.group: self._cut(shape, spans, device) for shape in self._shapes}
+
+    def store_rotated(
+        self, qkv: Tensor, layer: int, rotation: tuple[Tensor, Tensor, bool], norms: HeadNorms | None
+    ) -> Tensor:
+        shape, store = self._shapes[layer], self._store
+        cos, sin, is_interleaved = rotation
+        rope = store.Rope(cos.flatten(1), sin.flatten(1), is_interleaved)
+        heads = store.Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        slots = self._inputs.slots_of(shape.window)
+        queries: Tensor = store.rope_store(qkv, heads, rope, norms, slots, self._pages[layer])
+        return queries
 
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         shape, pages = self._layers[layer], self._pages[layer]
@@ -145,4 +157,19 @@ def _agrees(layer: LayerShape, page_size: int, like: Tensor) -> bool:
     position = torch.tensor([num_keys - 1], device=like.device)
     alone = kernels.decode(q[2:].clone(), pages, tables, position, 2, shape, sinks)
     expected = kernels.reference(q, pages, [list(range(num_pages))], spans, shape, sinks)
-    return are_near(whole, expected) and are_near(alone, expected[2:])
+    return are_near(whole, expected) and are_near(alone, expected[2:]) and _stores(shape, numbers, pages)
+
+
+def _stores(shape: Shape, numbers: Callable[..., Tensor], pages: tuple[Tensor, ...]) -> bool:
+    """Returns whether queries, keys and values are rotated and stored as the reference does it."""
+    store, like = importlib.import_module("tureen.kernels.triton.rope_store"), pages[0]
+    heads = store.Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    qkv = numbers(3, (heads.queries + 2 * heads.keys) * heads.size)
+    angles = numbers(3, heads.size).float()
+    rope = store.Rope(angles.cos(), angles.sin(), False)
+    slots = torch.tensor([2, 0, 1], device=like.device)
+    results = []
+    for function in (store.rope_store, store.reference):
+        own = tuple([torch.zeros_like(each) for each in pages])
+        results.append((function(qkv, heads, rope, None, slots, own), *own))
+    return all(are_near(*pair) for pair in zip(*results, strict=True))

@@ -20,6 +20,11 @@ class RMSNorm:
         self._has_weight = has_weight
         self._kernels: FusedKernels | None = None
 
+    @property
+    def parameters(self) -> tuple[Tensor, float]:
+        """The weight, float32 [size], and what is added to the mean square."""
+        return self._weight, self._eps
+
     def fuse(self, kernels: FusedKernels) -> None:
         """Computes rows of hidden states by fused kernels from now on."""
         self._kernels = kernels

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
+from tureen.attention.base import AttentionBackend, LayerShape, ModelInput, RotatingBackend
 from tureen.kernels.fused import FusedKernels
 from tureen.layers.attention import Attention, Step
 from tureen.layers.block import Block
@@ -98,7 +98,9 @@ class DecoderLayers:
         self, x: Tensor, inputs: ModelInput, attention: AttentionBackend, layer_inputs: Tensor | None = None
     ) -> Tensor:
         """Computes the layers for x [tokens, hidden_size], which is changed in place and returned."""
-        step = make_step(self.config, inputs, attention, self._tables, self.states)._replace(layer_inputs=layer_inputs)
+        step = make_step(self.config, inputs, attention, self._tables, self.states)
+        rotating = attention if isinstance(attention, RotatingBackend) else None
+        step = step._replace(layer_inputs=layer_inputs, rotating=rotating)
         for index, block in self._blocks.items():
             x = block(x, step)
             if index < self.config.num_deep_inputs:

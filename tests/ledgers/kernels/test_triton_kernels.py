@@ -78,18 +78,19 @@ def test_queries_and_keys_are_normalised_rotated_and_stored(rng, dtype):
     keys = rng.choice([1, 2, 3])
     heads = rope_store.Heads(keys * rng.choice([1, 2, 4]), keys, rng.choice([64, 80, 96, 128, 256]))
     rotated, tokens, page = heads.size // rng.choice([1, 2]), rng.randint(1, 9), rng.choice([1, 4, 16])
-    angles = torch.randn(50, rotated // 2)
+    angles = torch.randn(tokens, rotated // 2)
     cos, sin = angles.cos(), angles.sin()
     rope = rope_store.Rope(torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1), rng.random() < 0.5)
     weights = torch.randn(heads.size), torch.randn(heads.size)
     norms = rope_store.HeadNorms(*weights, 1e-6) if rng.random() < 0.7 else None
     qkv = torch.randn(tokens, (heads.queries + 2 * keys) * heads.size, dtype=dtype)
-    positions, slots = torch.randint(50, (tokens,)), torch.randperm(10 * page + 10)[:tokens]
+    slots = torch.randperm(10 * page + 10)[:tokens]
     slots[slots >= 10 * page] = -1  # rows that fill up a step
 
     def store(function, rows):
         pages = tuple([torch.full((10, page, keys, heads.size), 7.0, dtype=dtype) for _ in range(2)])
-        return function(qkv[rows], heads, rope, norms, positions[rows], slots[rows], pages), *pages
+        turned = rope._replace(cos=rope.cos[rows], sin=rope.sin[rows])
+        return function(qkv[rows], heads, turned, norms, slots[rows], pages), *pages
 
     everything = slice(None)
     for result, expected in zip(

@@ -60,8 +60,14 @@ def run(runner):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_with_kernels_has_the_logprobs_of_the_reference(tmp_path, model):
+def test_a_model_with_kernels_has_the_logprobs_of_the_reference(tmp_path, model, monkeypatch):
     write(tmp_path, model)
+    layers, store = set(), backend.TritonAttention.store_rotated
+    monkeypatch.setattr(
+        backend.TritonAttention,
+        "store_rotated",
+        lambda self, qkv, at, *more: layers.add(at) or store(self, qkv, at, *more),
+    )
     expected = run(load(tmp_path, is_fused=False))
     for runner in (load(tmp_path, is_fused=True), load(tmp_path, is_fused=True, tape=(tape := Launches()))):
         for ours, theirs in zip(run(runner), expected, strict=True):
@@ -69,6 +75,7 @@ def test_a_model_with_kernels_has_the_logprobs_of_the_reference(tmp_path, model)
             for own, other in zip(ours.output_logprobs, theirs.output_logprobs, strict=True):
                 assert [value for value, _ in own.top] == pytest.approx([value for value, _ in other.top], abs=2e-5)
     assert tape.num_replays == 3
+    assert len(layers) == runner.forward._model.config.num_layers  # in all layers one kernel rotates and stores
 
 
 class Launches(Tape):

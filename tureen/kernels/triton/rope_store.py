@@ -22,7 +22,7 @@ class Heads(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """The rotation of each position: cos and signed sin, float32 [positions, rotated dimensions]."""
+    """The rotation of each token: cos and signed sin, float32 [tokens, rotated dimensions], contiguous."""
 
     cos: Tensor
     sin: Tensor
@@ -42,14 +42,13 @@ def rope_store(
     heads: Heads,
     rope: Rope,
     norms: HeadNorms | None,
-    positions: Tensor,
     slots: Tensor,
     pages: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Returns the queries [tokens, heads, size], and stores the keys and values of each token.
 
-    qkv [tokens, (queries + 2 * keys) * size], contiguous. positions, slots: int64 [tokens]; a token with a negative
-    slot is not stored. pages: of keys and of values, each [pages, page size, heads, size], contiguous.
+    qkv [tokens, (queries + 2 * keys) * size], contiguous. slots: int64 [tokens]; a token with a negative slot is not
+    stored. pages: of keys and of values, each [pages, page size, heads, size], contiguous.
     """
     tokens = qkv.shape[0]
     queries = torch.empty(tokens, heads.queries, heads.size, dtype=qkv.dtype, device=qkv.device)
@@ -64,7 +63,6 @@ def rope_store(
             rope.sin,
             weights.queries,
             weights.keys,
-            positions,
             slots,
             weights.eps,
             **launch(heads, rope.cos.shape[1], is_interleaved=rope.is_interleaved, has_norms=norms is not None),
@@ -77,7 +75,6 @@ def reference(
     heads: Heads,
     rope: Rope,
     norms: HeadNorms | None,
-    positions: Tensor,
     slots: Tensor,
     pages: tuple[Tensor, Tensor],
 ) -> Tensor:
@@ -89,19 +86,19 @@ def reference(
             wide = vectors.float()
             inverse = wide.square().mean(dim=-1, keepdim=True).add_(norms.eps).rsqrt_()
             vectors = wide.mul(inverse).mul_(weight).to(qkv.dtype)
-        placed.append(_rotated(vectors, rope, positions))
+        placed.append(_rotated(vectors, rope))
     stored = slots >= 0
     for own, new in zip(pages, (placed[1], split[2]), strict=True):
         own.flatten(0, 1)[slots[stored]] = new[stored]
     return placed[0].contiguous()
 
 
-def _rotated(vectors: Tensor, rope: Rope, positions: Tensor) -> Tensor:
+def _rotated(vectors: Tensor, rope: Rope) -> Tensor:
     size = rope.cos.shape[1]
     wide = vectors[..., :size].float()
     if rope.is_interleaved:
         wide = torch.cat((wide[..., ::2], wide[..., 1::2]), dim=-1)
-    cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+    cos, sin = rope.cos[:, None], rope.sin[:, None]
     turned = (wide.roll(size // 2, dims=-1) * sin + wide * cos).to(vectors.dtype)
     return torch.cat((turned, vectors[..., size:]), dim=-1)
 
@@ -130,7 +127,6 @@ def _rope_store(
     sin,
     query_weight,
     key_weight,
-    positions,
     slots,
     eps,
     QUERIES: tl.constexpr,
@@ -162,7 +158,7 @@ def _rope_store(
             value = (wide * inverse * tl.load(weight + own, inside, 0.0)).to(value.dtype)
             factor = tl.load(weight + other, inside, 0.0)
             partner = (partner.to(tl.float32) * inverse * factor).to(value.dtype)
-        turn = tl.load(positions + token) * ROTATED + dims
+        turn = token * ROTATED + dims
         cosine, sine = tl.load(cos + turn, dims < ROTATED, 1.0), tl.load(sin + turn, dims < ROTATED, 0.0)
         result = (partner.to(tl.float32) * sine + value.to(tl.float32) * cosine).to(value.dtype)
         if head < QUERIES:

@@ -53,7 +53,7 @@ def variants() -> Iterator[Variant]:
 def _rope_store(name: str, shape: attention.Shape, *, has_norms: bool) -> Variant:
     heads = rope_store.Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
     options = rope_store.launch(heads, shape.head_dim, is_interleaved=False, has_norms=has_norms)
-    types = (HALF, HALF, HALF, HALF, FLOAT, FLOAT, FLOAT, FLOAT, LONG, LONG, "fp32")
+    types = (HALF, HALF, HALF, HALF, FLOAT, FLOAT, FLOAT, FLOAT, LONG, "fp32")
     return Variant(f"rope_store {name}", rope_store._rope_store, types, options)
 
 

@@ -18,9 +18,12 @@ from tureen.attention.base import AttentionNeeds, LayerShape
 from tureen.attention.reference import ReferenceAttention
 from tureen.config import Config
 from tureen.contract.types import LogprobSpec
+from tureen.devices.base import DeviceInfo
 from tureen.kernels import fused
 from tureen.kernels.triton import attention, norm
 from tureen.models.torch_decoder import layer_shape
+from tureen.runner import load as load_module
+from tureen.runner import torch_forward
 from tureen.runner.load import load_runner
 
 GUARDS = ("tureen/kernels/triton/*", "tureen/kernels/fused.py", "attention", "layers", "tureen/runner/cuda_graphs.py")
@@ -76,6 +79,23 @@ def test_a_model_with_kernels_has_the_logprobs_of_the_reference(tmp_path, model,
                 assert [value for value, _ in own.top] == pytest.approx([value for value, _ in other.top], abs=2e-5)
     assert tape.num_replays == 3
     assert len(layers) == runner.forward._model.config.num_layers  # in all layers one kernel rotates and stores
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_cuda_device_gets_graphs_and_kernels_unless_plain_torch_is_asked_for(tmp_path, monkeypatch, kernels):
+    """The device is a CPU that says it is one for CUDA."""
+    write(tmp_path, "qwen3")
+    tape = Launches()
+    monkeypatch.setattr(load_module, "resolve_device", lambda *_: DeviceInfo("cuda", "cpu", 1))
+    monkeypatch.setattr(DeviceInfo, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(torch_forward, "CudaRecorder", lambda: tape)
+    config = Config(device="cuda", kernels=kernels, dtype="float16", max_total_tokens=1024)
+    runner = load_runner(folder_source(tmp_path), config)
+    assert [each.errors for each in run(runner)] == [[], [], []]
+    forward, is_fast = runner.forward, kernels == "auto"
+    assert isinstance(forward._attention, backend.TritonAttention if is_fast else ReferenceAttention)
+    assert tape.num_replays == (3 if is_fast else 0)
+    assert len(runner._parts._cache.keys[0]) == runner.capacity().num_pages + 1  # one for rows that fill up a step
 
 
 class Launches(Tape):

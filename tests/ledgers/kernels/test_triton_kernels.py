@@ -11,12 +11,16 @@ import pytest
 if find_spec("triton") is None:
     pytest.skip("triton is for Linux on x86-64", allow_module_level=True)
 
+import numpy as np
 import torch
 import triton_interpreter  # noqa: F401  before the kernels
 
-from tureen.kernels.triton import activation, attention, linear, norm, rope_store
+from tureen.kernels.triton import activation, attention, linear, norm, rope_store, sample
+from tureen.sampling import probability
+from tureen.sampling.probability import softmax_weights
+from tureen.sampling.random import uniform
 
-GUARDS = ("tureen/kernels/triton/*",)
+GUARDS = ("tureen/kernels/triton/*", "tureen/sampling/probability.py", "tureen/sampling/random.py")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3}
@@ -28,7 +32,7 @@ NAN = float("nan")
 def _poisoned_memory(monkeypatch):
     """Memory that a kernel should not read holds NaN."""
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(NAN))
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: poisoned(empty(*shape, **options)))
     monkeypatch.setattr(torch, "empty_like", lambda like: empty(like.shape, dtype=like.dtype).fill_(NAN))
 
 
@@ -41,6 +45,10 @@ def dtype(request):
 def rng(request):
     torch.manual_seed(request.param)
     return random.Random(request.param)
+
+
+def poisoned(tensor):
+    return tensor.fill_(NAN if tensor.is_floating_point() else -77)
 
 
 def assert_near(result, expected):
@@ -129,6 +137,29 @@ def test_an_order_of_sums_that_depends_on_the_rows_is_noticed(monkeypatch):
     assert torch.equal(linear.linear(x[:1], weight), linear.linear(x, weight)[:1])
     monkeypatch.setattr(linear, "tile_of", of_rows)
     assert not torch.equal(linear.linear(x[:1], weight), linear.linear(x, weight)[:1])
+
+
+@pytest.mark.parametrize("size", [5, 256, 300, 66000, 140000])
+def test_draws_are_those_of_the_sampler_for_the_same_seed(size):
+    """The same tokens as `sampling/probability.py` draws, whose weights the same exponential makes here."""
+    torch.manual_seed(size)
+    logits = torch.randn(6, size) * 3
+    logits[1, ::2] = -torch.inf
+    peaks = logits.amax(dim=1)
+    temperatures = torch.tensor([1.0, 0.3, 2.0, 1.5, 0.01, 1.0], dtype=torch.float64)
+    seeds, positions = [1, 2**63 + 5, 2**64 - 3, 7, 8, 9], [0, 5, 2**33 + 1, 100, 3, 77]
+    uniforms = torch.from_numpy(uniform(seeds, positions))
+    weights = softmax_weights(logits, peaks, temperatures)
+    expected = probability.draw(weights, uniforms)
+    own_seeds = torch.from_numpy(np.array(seeds, dtype=np.uint64).view(np.int64))
+    drawn = sample.draw(logits, peaks, own_seeds, torch.tensor(positions), temperatures)
+    assert torch.equal(drawn.token_ids, expected)
+    above = logits.gather(1, expected[:, None])[:, 0].double() - peaks.double()
+    torch.testing.assert_close(drawn.logprobs, above / temperatures - weights.totals.log(), rtol=1e-14, atol=1e-14)
+    alone = sample.draw(logits[2:3], peaks[2:3], own_seeds[2:3], torch.tensor(positions[2:3]), temperatures[2:3])
+    assert torch.equal(alone.token_ids, drawn.token_ids[2:3])
+    assert torch.equal(alone.logprobs, drawn.logprobs[2:3])
+    assert torch.equal(sample.reference(logits, peaks, uniforms, temperatures).token_ids, expected)
 
 
 class Sequences:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tureen.kernels.triton import activation, attention, linear, norm, rope_store
+from tureen.kernels.triton import activation, attention, linear, norm, rope_store, sample
 
-FLOAT, HALF, INT, LONG = "*fp32", "*bf16", "*i32", "*i64"
+FLOAT, DOUBLE, HALF, INT, LONG = "*fp32", "*fp64", "*bf16", "*i32", "*i64"
 
 
 class Variant(NamedTuple):
@@ -30,6 +30,7 @@ SHAPES = {
 WITH_SINKS = ("gpt-oss-20b",)
 MATRICES = {"qkv": (6144, 4096), "down": (4096, 14336)}
 """Outputs and inputs of matrices of Llama-3.1-8B."""
+VOCABULARIES = (32000, 128256, 262144)
 PAGE_SIZE = 16
 
 
@@ -48,6 +49,11 @@ def variants() -> Iterator[Variant]:
     yield _rope_store("qwen3-8b", SHAPES["llama-3.1-8b"], has_norms=True)
     for name, (outputs, inputs) in MATRICES.items():
         yield from _products(name, outputs, inputs)
+    for size in VOCABULARIES:
+        reads = (FLOAT, FLOAT, DOUBLE, DOUBLE)
+        yield Variant(f"sum_blocks {size}", sample._sum_blocks, reads, sample.launch(size))
+        drawing = (*reads, LONG, LONG, LONG, DOUBLE)
+        yield Variant(f"choose {size}", sample._choose, drawing, sample.choose_launch(size))
 
 
 def _rope_store(name: str, shape: attention.Shape, *, has_norms: bool) -> Variant:

@@ -27,6 +27,10 @@ class FusedKernels(NamedTuple):
     activations: frozenset[str]  # by their names in a model's config
 
 
+DrawKernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Draws token ids [rows] from logits, peaks, temperatures and uniforms; see triton/sample.py."""
+
+
 def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> FusedKernels | None:
     """Returns the fused kernels for a device, after a probe of each; None without any, which it says in one line."""
     if not is_installed("triton"):
@@ -42,7 +46,8 @@ def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> Fu
     def probe() -> bool:
         weight, added = torch.ones(hidden_size, device=device), rows(hidden_size)
         x, gated = rows(hidden_size), rows(2 * hidden_size)
-        pairs = [(kernels.add_norm(x.clone(), added, weight, 1e-5, 1.0), norm.reference(x, added, weight, 1e-5))]
+        pairs = [(kernels.add_norm(x, None, weight, 1e-5, 1.0), norm.reference(x, None, weight, 1e-5))]
+        pairs += [(kernels.add_norm(x.clone(), added, weight, 1e-5, 1.0), norm.reference(x, added, weight, 1e-5))]
         pairs += [
             (kernels.activate_and_mul(gated, name), activation.reference(gated.clone(), name))
             for name in kernels.activations
@@ -50,6 +55,26 @@ def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> Fu
         return all(are_near(result, expected) for result, expected in pairs)
 
     return kernels if probe_passes("norms and activations", probe) else None
+
+
+def find_draw(device: torch.device, vocab_size: int) -> DrawKernel | None:
+    """Returns a kernel that draws tokens on a device, after a probe; None without one, which it says in one line."""
+    if not is_installed("triton"):
+        return None  # `find_fused` has said so
+    sample = importlib.import_module("tureen.kernels.triton.sample")
+    generator = torch.Generator(device).manual_seed(0)
+
+    def probe() -> bool:
+        logits = torch.randn(PROBED_ROWS, vocab_size, generator=generator, device=device)
+        uniforms = torch.rand(PROBED_ROWS, generator=generator, device=device, dtype=torch.float64)
+        inputs = logits, logits.amax(dim=1), torch.ones_like(uniforms), uniforms
+        return torch.equal(sample.draw(*inputs).token_ids, sample.reference(*inputs).token_ids)
+
+    def draw(logits: Tensor, peaks: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+        tokens: Tensor = sample.draw(logits, peaks, temperatures, uniforms).token_ids
+        return tokens
+
+    return draw if probe_passes("draws", probe) else None
 
 
 def are_near(result: Tensor, expected: Tensor) -> bool:

@@ -21,7 +21,7 @@ from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
-from tureen.kernels.fused import find_fused
+from tureen.kernels.fused import find_draw, find_fused
 from tureen.layers.kept_states import KeptStates
 from tureen.log import Progress
 from tureen.lora.adapter import Adapter
@@ -244,7 +244,10 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     attention = find_attention(config, shape, device, dtype)
     factory = TorchForwardFactory(device, dtype, shape, capacity, attention, progress)
     parts = ForwardParts(factory, source, config)
-    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
+    is_fast = device.type == "cuda" and config.kernels != "torch"
+    place = torch.device(device.name)
+    draw_kernel = find_draw(place, shape.vocab_size) if is_fast else None
+    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(place, draw_kernel))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 
 

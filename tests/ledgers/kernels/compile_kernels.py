@@ -26,10 +26,11 @@ def compile_one(name, capability):
     names = variant.kernel.arg_names
     constants = {key: value for key, value in variant.options.items() if key in names}
     options = {key: value for key, value in variant.options.items() if key not in names}
-    given = iter(variant.arguments)
+    given = iter([each.partition(" ")[0] for each in variant.arguments])
     signature = {name: "constexpr" if name in constants else next(given) for name in names}
     assert not list(given), "more types than arguments"
-    aligned = {(place,): [["tt.divisibility", 16]] for place, each in enumerate(variant.arguments) if each[0] == "*"}
+    arguments = enumerate(variant.arguments)  # constants come after them
+    aligned = {(place,): [["tt.divisibility", 16]] for place, each in arguments if each[0] == "*" or "%" in each}
     source = ASTSource(variant.kernel, signature, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

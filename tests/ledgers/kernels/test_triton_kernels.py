@@ -148,18 +148,19 @@ def test_draws_are_those_of_the_sampler_for_the_same_seed(size):
     peaks = logits.amax(dim=1)
     temperatures = torch.tensor([1.0, 0.3, 2.0, 1.5, 0.01, 1.0], dtype=torch.float64)
     seeds, positions = [1, 2**63 + 5, 2**64 - 3, 7, 8, 9], [0, 5, 2**33 + 1, 100, 3, 77]
-    uniforms = torch.from_numpy(uniform(seeds, positions))
+    own_seeds = torch.from_numpy(np.array(seeds, dtype=np.uint64).view(np.int64))
+    uniforms = sample.uniforms(own_seeds, torch.tensor(positions))
+    assert uniforms.tolist() == uniform(seeds, positions).tolist()
     weights = softmax_weights(logits, peaks, temperatures)
     expected = probability.draw(weights, uniforms)
-    own_seeds = torch.from_numpy(np.array(seeds, dtype=np.uint64).view(np.int64))
-    drawn = sample.draw(logits, peaks, own_seeds, torch.tensor(positions), temperatures)
+    drawn = sample.draw(logits, peaks, temperatures, uniforms)
     assert torch.equal(drawn.token_ids, expected)
     above = logits.gather(1, expected[:, None])[:, 0].double() - peaks.double()
     torch.testing.assert_close(drawn.logprobs, above / temperatures - weights.totals.log(), rtol=1e-14, atol=1e-14)
-    alone = sample.draw(logits[2:3], peaks[2:3], own_seeds[2:3], torch.tensor(positions[2:3]), temperatures[2:3])
+    alone = sample.draw(*(each[2:3] for each in (logits, peaks, temperatures, uniforms)))
     assert torch.equal(alone.token_ids, drawn.token_ids[2:3])
     assert torch.equal(alone.logprobs, drawn.logprobs[2:3])
-    assert torch.equal(sample.reference(logits, peaks, uniforms, temperatures).token_ids, expected)
+    assert torch.equal(sample.reference(logits, peaks, temperatures, uniforms).token_ids, expected)
 
 
 class Sequences:

@@ -7,6 +7,7 @@ import pytest
 if find_spec("triton") is None:
     pytest.skip("triton is for Linux on x86-64", allow_module_level=True)
 
+import numpy as np
 import torch
 import triton_interpreter  # noqa: F401  before the kernels
 from captured_tape import Tape
@@ -25,6 +26,8 @@ from tureen.models.torch_decoder import layer_shape
 from tureen.runner import load as load_module
 from tureen.runner import torch_forward
 from tureen.runner.load import load_runner
+from tureen.sampling.arithmetic import Softmaxes
+from tureen.sampling.torch_arithmetic import TorchArithmetic
 
 GUARDS = ("tureen/kernels/triton/*", "tureen/kernels/fused.py", "attention", "layers", "tureen/runner/cuda_graphs.py")
 MODELS = ("llama", "gemma2-softcaps", "mistral-sliding", "qwen3")
@@ -95,6 +98,7 @@ def test_a_cuda_device_gets_graphs_and_kernels_unless_plain_torch_is_asked_for(t
     forward, is_fast = runner.forward, kernels == "auto"
     assert isinstance(forward._attention, backend.TritonAttention if is_fast else ReferenceAttention)
     assert tape.num_replays == (3 if is_fast else 0)
+    assert (runner._sampler._arithmetic._draw_kernel is not None) == is_fast
     assert len(runner._parts._cache.keys[0]) == runner.capacity().num_pages + 1  # one for rows that fill up a step
 
 
@@ -130,6 +134,18 @@ def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch, caplog):
         "norms and activations are computed by PyTorch, which is slower: Triton's kernels cannot be used: "
         "Failed to find C compiler"
     ]
+
+
+def test_the_sampler_draws_with_the_kernel_what_it_draws_without(monkeypatch):
+    logits = torch.randn(5, 3000, generator=torch.Generator().manual_seed(1))
+    uniforms = np.linspace(0, 0.999, 4)
+    kernel = fused.find_draw(torch.device("cpu"), 3000)
+    assert kernel is not None
+    for rows in ([0, 1, 2, 3], [1, 2, 3, 4]):
+        index = np.array(rows)
+        softmaxes = Softmaxes(logits, index, logits[rows].amax(dim=1).numpy(), np.array([1.0, 0.5, 2.0, 0.1]))
+        plain, with_kernel = (TorchArithmetic("cpu", each).draw(softmaxes, uniforms) for each in (None, kernel))
+        assert with_kernel.tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def activate_and_mul(x: Tensor, function: str) -> Tensor:
     rows, size = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     if rows:
-        _activate_and_mul[(rows, triton.cdiv(size, BLOCK))](x, out, SIZE=size, **launch(function))
+        _activate_and_mul[(rows, triton.cdiv(size, BLOCK))](x, out, size, **launch(function))
     return out
 
 
@@ -35,17 +35,17 @@ def reference(x: Tensor, function: str) -> Tensor:
 
 
 def launch(function: str) -> dict[str, Any]:
-    """Returns the constants and options with which the kernel is compiled, without the size."""
+    """Returns the constants and options with which the kernel is compiled, for all sizes."""
     return {"FUNCTION": FUNCTIONS[function], "BLOCK": BLOCK, "num_warps": 4}
 
 
 @triton.jit
-def _activate_and_mul(x, out, SIZE: tl.constexpr, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
+def _activate_and_mul(x, out, size, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < SIZE
-    gate = tl.load(x + row * 2 * SIZE + places, inside, 0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * SIZE + SIZE + places, inside, 0.0).to(tl.float32)
+    inside = places < size
+    gate = tl.load(x + row * 2 * size + places, inside, 0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * size + size + places, inside, 0.0).to(tl.float32)
     if FUNCTION == 0:
         active = gate / (1.0 + tl.exp(-gate))
     elif FUNCTION == 1:
@@ -55,4 +55,4 @@ def _activate_and_mul(x, out, SIZE: tl.constexpr, FUNCTION: tl.constexpr, BLOCK:
         active = tl.maximum(gate, 0.0)
         active = active * active
     rounded = active.to(x.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * SIZE + places, (rounded * up).to(out.dtype.element_ty), inside)
+    tl.store(out + row * size + places, (rounded * up).to(out.dtype.element_ty), inside)

@@ -27,11 +27,11 @@ class Draws(NamedTuple):
     logprobs: Tensor
 
 
-def draw(logits: Tensor, peaks: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Draws:
+def draw(logits: Tensor, peaks: Tensor, temperatures: Tensor, uniforms: Tensor) -> Draws:
     """Draws a token of each row of logits, float32 [rows, vocabulary], contiguous.
 
-    peaks: float32 [rows], the largest logits, which are finite. seeds, positions: int64 [rows], from which the random
-    numbers are made. temperatures: float64 [rows], above 0.
+    peaks: float32 [rows], the largest logits, which are finite. temperatures: float64 [rows], above 0. uniforms:
+    float64 [rows], in [0, 1).
     """
     rows, size = logits.shape
     num_blocks = triton.cdiv(size, BLOCK)
@@ -42,8 +42,15 @@ def draw(logits: Tensor, peaks: Tensor, seeds: Tensor, positions: Tensor, temper
         constants = launch(size)
         _sum_blocks[(rows, triton.cdiv(num_blocks, BLOCKS))](logits, peaks, temperatures, sums, **constants)
         constants = choose_launch(size)
-        _choose[(rows,)](logits, peaks, temperatures, sums, seeds, positions, tokens, logprobs, **constants)
+        _choose[(rows,)](logits, peaks, temperatures, sums, uniforms, tokens, logprobs, **constants)
     return Draws(tokens, logprobs)
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Returns one number in [0, 1) with 53 random bits for each seed and position, int64 [rows]; float64 [rows]."""
+    numbers = torch.empty(len(seeds), dtype=torch.float64, device=seeds.device)
+    _uniforms[(triton.cdiv(len(seeds), BLOCK),)](seeds, positions, numbers, len(seeds), num_warps=2)
+    return numbers
 
 
 def launch(size: int) -> dict[str, Any]:
@@ -80,8 +87,7 @@ def _choose(
     peaks,
     temperatures,
     sums,
-    seeds,
-    positions,
+    uniforms,
     tokens,
     logprobs,
     SIZE: tl.constexpr,
@@ -98,7 +104,7 @@ def _choose(
     before = _running(before)
     ends = _running(_load_sums(own, GROUPS - 1, NUM_BLOCKS)) + _at(before, GROUPS - 1)
     total = _at(ends, NUM_BLOCKS - 1 - (GROUPS - 1) * 256)
-    target = _uniform(tl.load(seeds + row), tl.load(positions + row)) * total
+    target = tl.load(uniforms + row) * total
     first, last = NUM_BLOCKS, -1
     for group in range(GROUPS):
         weights = _load_sums(own, group, NUM_BLOCKS)
@@ -159,18 +165,21 @@ def _bounds(ends, weights, target, group):
     return first, tl.max(tl.where(weights > 0, group * _BLOCK + columns, -1), 0)
 
 
-@triton.jit
-def _uniform(seed, position):
-    """Returns a number in [0, 1) with 53 random bits of Philox4x32-10."""
+@triton.jit(do_not_specialize=["rows"])
+def _uniforms(seeds, positions, numbers, rows):
+    """Philox4x32-10, with a seed as key and a position as counter."""
+    own = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
+    inside = own < rows
+    seed, position = tl.load(seeds + own, inside, 0), tl.load(positions + own, inside, 0)
     low, high = (position & 0xFFFFFFFF).to(tl.uint32), (position >> 32).to(tl.uint32)
     zero = low * 0
     first, second, _, _ = tl.philox(seed.to(tl.uint64, bitcast=True), low, high, zero, zero)
     bits = (first.to(tl.int64) << 21) | (second.to(tl.int64) >> 11)
-    return bits.to(tl.float64) * 1.1102230246251565e-16
+    tl.store(numbers + own, bits.to(tl.float64) * 1.1102230246251565e-16, inside)
 
 
-def reference(logits: Tensor, peaks: Tensor, uniforms: Tensor, temperatures: Tensor) -> Draws:
-    """Computes `draw` in plain torch from uniforms float64 [rows], with running sums one after another."""
+def reference(logits: Tensor, peaks: Tensor, temperatures: Tensor, uniforms: Tensor) -> Draws:
+    """Computes `draw` in plain torch, with running sums one after another."""
     weights = ((logits.double() - peaks.double()[:, None]) / temperatures[:, None]).exp()
     ends = weights.cumsum(dim=1)
     reached = (ends > (uniforms * ends[:, -1])[:, None]) & (weights > 0)

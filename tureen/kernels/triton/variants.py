@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from tureen.kernels.triton import activation, attention, linear, norm, rope_store, sample
 
 FLOAT, DOUBLE, HALF, INT, LONG = "*fp32", "*fp64", "*bf16", "*i32", "*i64"
+DIVISIBLE = "i32 % 16"
+"""An integer that Triton knows to be a multiple of 16."""
 
 
 class Variant(NamedTuple):
@@ -41,18 +43,19 @@ def variants() -> Iterator[Variant]:
             types = (HALF, HALF, FLOAT, HALF, "fp32", "fp32")
             yield Variant(f"norm {size} {added}", norm._add_norm, types, norm.launch(size, has_added=added))
     for function in activation.FUNCTIONS:
-        options = {"SIZE": 14336} | activation.launch(function)
-        yield Variant(f"activation {function}", activation._activate_and_mul, (HALF, HALF), options)
+        reads = (HALF, HALF, DIVISIBLE)
+        yield Variant(f"activation {function}", activation._activate_and_mul, reads, activation.launch(function))
     for name, shape in SHAPES.items():
         yield _rope_store(name, shape, has_norms=False)
         yield from _attention(name, shape)
     yield _rope_store("qwen3-8b", SHAPES["llama-3.1-8b"], has_norms=True)
     for name, (outputs, inputs) in MATRICES.items():
         yield from _products(name, outputs, inputs)
+    yield Variant("uniforms", sample._uniforms, (LONG, LONG, DOUBLE, "i32"), {"num_warps": 2})
     for size in VOCABULARIES:
-        reads = (FLOAT, FLOAT, DOUBLE, DOUBLE)
-        yield Variant(f"sum_blocks {size}", sample._sum_blocks, reads, sample.launch(size))
-        drawing = (*reads, LONG, LONG, LONG, DOUBLE)
+        summing = (FLOAT, FLOAT, DOUBLE, DOUBLE)
+        yield Variant(f"sum_blocks {size}", sample._sum_blocks, summing, sample.launch(size))
+        drawing = (*summing, DOUBLE, LONG, DOUBLE)
         yield Variant(f"choose {size}", sample._choose, drawing, sample.choose_launch(size))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +57,15 @@ def make_backend(layers: Sequence[LayerShape], keys: Sequence[Tensor], values: S
     return TritonAttention(layers, keys, values)
 
 
+class Singles(NamedTuple):
+    """The rows of a step that have one query."""
+
+    tokens: Tensor | None  # int64 [rows]: the places of their queries; None: all in order
+    rows: Tensor  # int64 [rows]: their rows in the page tables
+    positions: Tensor  # int64 [rows]
+    num_sections: int  # of keys, at most
+
+
 class TritonAttention:
     """The backend over pages [pages, page_size, kv_heads, head_dim] of each layer's keys and values."""
 
@@ -70,23 +79,33 @@ class TritonAttention:
         self._inputs: ModelInput
         self._tables: dict[bool, Tables] = {}  # whether they are of layers with a window
         self._tiles: dict[int, Tiles] = {}  # by the number of heads that share keys; none in a decode step
-        self._num_sections = 0
+        self._singles: Singles | None = None
 
     def plan(self, inputs: ModelInput) -> None:
         self._inputs, self._tiles = inputs, {}
-        section = self._kernels.SECTION
         if inputs.tables is not None:
             tables = self._kernels.Tables(inputs.tables.pages, inputs.tables.rows)
             self._tables = {False: tables, True: tables}
-            self._num_sections = -(-inputs.tables.num_keys // section)
+            self._singles = Singles(None, inputs.tables.rows, inputs.positions, self._sections(inputs.tables.num_keys))
             return
         spans, device = inputs.spans, inputs.token_ids.device
-        self._tables = {
-            has: self._table(spans, has, device) for has in {each.window is not None for each in self._layers}
-        }
-        self._num_sections = -(-max(span.start + span.length for span in spans) // section)
+        kinds = {layer.window is not None for layer in self._layers}
+        self._tables = {has_window: self._table(spans, has_window, device) for has_window in kinds}
         if any(span.length > 1 for span in spans):
             self._tiles = {shape.group: self._cut(shape, spans, device) for shape in self._shapes}
+        self._singles = self._single_queries(spans, device)
+
+    def _single_queries(self, spans: Sequence[Span], device: torch.device) -> Singles | None:
+        """Returns the rows with one query; None if there is none."""
+        rows = [row for row, span in enumerate(spans) if span.length == 1]
+        if not rows:
+            return None
+        own = torch.tensor([(spans[row].first, row, spans[row].start) for row in rows]).T.contiguous().to(device)
+        num_sections = self._sections(max(spans[row].start for row in rows) + 1)
+        return Singles(own[0] if self._tiles else None, own[1], own[2], num_sections)
+
+    def _sections(self, num_keys: int) -> int:
+        return -(-num_keys // int(self._kernels.SECTION))
 
     def store_rotated(
         self, qkv: Tensor, layer: int, rotation: tuple[Tensor, Tensor, bool], norms: HeadNorms | None
@@ -105,14 +124,17 @@ class TritonAttention:
         for stored, new in zip(pages, (k, v), strict=True):
             if new is not None:
                 stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, new)
-        tables, own = self._tables[shape.window is not None], self._shapes[layer]
+        tables, own, q = self._tables[shape.window is not None], self._shapes[layer], q.contiguous()
+        out = q
         if self._tiles:
-            out = self._kernels.prefill(q.contiguous(), pages, tables, self._tiles[own.group], own, sinks)
-        else:
-            positions = self._inputs.positions
-            out = self._kernels.decode(q.contiguous(), pages, tables, positions, self._num_sections, own, sinks)
-        attended: Tensor = out.flatten(1)
-        return attended
+            out = self._kernels.prefill(q, pages, tables, self._tiles[own.group], own, sinks)
+        if self._singles is not None:
+            tokens, rows, positions, num_sections = self._singles
+            part = q if tokens is None else q.index_select(0, tokens)
+            tables = tables._replace(rows=rows)
+            drawn = self._kernels.decode(part, pages, tables, positions, num_sections, own, sinks)
+            out = drawn if tokens is None else out.index_copy_(0, tokens, drawn)
+        return out.flatten(1)
 
     def _table(self, spans: Sequence[Span], has_window: bool, device: torch.device) -> Tables:
         rows = [span.window_pages if has_window and span.window_pages else span.pages for span in spans]
@@ -125,7 +147,8 @@ class TritonAttention:
         return tables
 
     def _cut(self, shape: Shape, spans: Sequence[Span], device: torch.device) -> Tiles:
-        places = self._kernels.prefill_tiles(shape, [(span.first, span.length, span.start) for span in spans])
+        cut = self._kernels.prefill_tiles(shape, [(span.first, span.length, span.start) for span in spans])
+        places = [tile for tile in cut if spans[tile[0]].length > 1]
         tiles: Tiles = self._kernels.Tiles(torch.tensor(places, dtype=torch.int32).to(device), len(places))
         return tiles
 

@@ -62,7 +62,10 @@ def run(runner):
     step(runner, running, [99, 99, 99], score=True)
     for _ in range(4):
         step(runner, running, [1, 1, 1])
-    return running
+    late = Running(3, random_tokens(9, 9), range(20, 24), logprobs=spec)
+    step(runner, [running[0], late, *running[1:]], [1, 5, 1, 1], score=True)
+    step(runner, [running[0], late, *running[1:]], [1, 5, 1, 1], score=True)
+    return [*running, late]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -94,7 +97,7 @@ def test_a_cuda_device_gets_graphs_and_kernels_unless_plain_torch_is_asked_for(t
     monkeypatch.setattr(torch_forward, "CudaRecorder", lambda: tape)
     config = Config(device="cuda", kernels=kernels, dtype="float16", max_total_tokens=1024)
     runner = load_runner(folder_source(tmp_path), config)
-    assert [each.errors for each in run(runner)] == [[], [], []]
+    assert [each.errors for each in run(runner)] == [[]] * 4
     forward, is_fast = runner.forward, kernels == "auto"
     assert isinstance(forward._attention, backend.TritonAttention if is_fast else ReferenceAttention)
     assert tape.num_replays == (3 if is_fast else 0)

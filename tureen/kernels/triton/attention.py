@@ -176,7 +176,7 @@ def reference(
     return out
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=["table_rows", "positions"])
 def _decode(
     q,
     keys,
@@ -270,7 +270,7 @@ def _prefill(
     tl.store(out + own[:, None] + dims[None, :], result.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["num_sections"])
+@triton.jit(do_not_specialize=["num_sections"], do_not_specialize_on_alignment=["positions"])
 def _merge(
     sums,
     peaks,

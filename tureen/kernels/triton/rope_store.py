@@ -117,7 +117,7 @@ def launch(heads: Heads, rotated: int, *, is_interleaved: bool, has_norms: bool)
     }
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rope_store(
     qkv,
     queries,

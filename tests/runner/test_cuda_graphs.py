@@ -3,9 +3,11 @@
 import pytest
 import torch
 from captured_tape import Refused, Tape, watched
+from launches import operations
 from runner_driver import Running, folder_source, random_tokens, step
 from tiny_models import write
 
+from tureen.attention.reference import make_backend
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import LogprobSpec
@@ -152,6 +154,12 @@ def test_the_stand_in_repeats_numbers_of_the_host_as_they_were(tmp_path):
     numbers[0] = 5.0
     replay()
     assert x.tolist() == [2.0, 2.0]  # as many as the capture computed, and one more
+
+
+def test_a_captured_step_of_torch_operations_launches_as_many_as_the_page_says():
+    one, two = (operations(layers, make_backend) for layers in (1, 2))
+    assert two - one == 42
+    assert one + 31 * (two - one) <= 1397  # docs/gpu.md, tools/gpu_predictions.py
 
 
 def test_models_whose_steps_the_host_must_see_are_not_captured(tmp_path):

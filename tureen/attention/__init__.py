@@ -1,5 +1,5 @@
 """Attention of the torch model over paged keys and values; one backend a file.
 
-Imports: errors, extras, kernels, registry; numpy, torch.
+Imports: errors, kernels, registry; numpy, torch.
 Imported by: build, layers, models, runner.
 """

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from tureen.attention import reference
 from tureen.attention.base import AttentionBackend, AttentionNeeds, HeadNorms, LayerShape, ModelInput, Span
-from tureen.extras import is_installed
-from tureen.kernels.fused import are_near, probe_passes
+from tureen.kernels.fused import are_near, probe_passes, why_no_triton
 
 if TYPE_CHECKING:
     from tureen.kernels.triton.attention import Shape, Tables, Tiles
@@ -33,8 +32,8 @@ def why_unsupported(needs: AttentionNeeds) -> str:
     """Returns why it cannot do what a model needs, or "" where it can."""
     if needs.device != "cuda":
         return f"it runs on CUDA devices, not on {needs.device}"
-    if not is_installed("triton"):
-        return "Triton is not installed: pip install triton"
+    if fault := why_no_triton():
+        return fault
     if needs.dtype not in SIXTEEN_BITS:
         return f"it computes in bfloat16 and float16, not in {needs.dtype}"
     return next((fault for layer in needs.layers if (fault := _fault(layer))), "")

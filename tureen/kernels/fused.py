@@ -33,8 +33,9 @@ DrawKernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> FusedKernels | None:
     """Returns the fused kernels for a device, after a probe of each; None without any, which it says in one line."""
-    if not is_installed("triton"):
-        log.warning("Triton is not installed, so operations that could be one kernel are several: pip install triton")
+    fault = why_no_triton()
+    if fault:
+        log.warning("PyTorch computes what Triton's kernels would compute faster: %s", fault)
         return None
     norm, activation = (importlib.import_module(f"tureen.kernels.triton.{name}") for name in ("norm", "activation"))
     kernels = FusedKernels(norm.add_norm, activation.activate_and_mul, frozenset(activation.FUNCTIONS))
@@ -59,8 +60,8 @@ def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> Fu
 
 def find_draw(device: torch.device, vocab_size: int) -> DrawKernel | None:
     """Returns a kernel that draws tokens on a device, after a probe; None without one, which it says in one line."""
-    if not is_installed("triton"):
-        return None  # `find_fused` has said so
+    if why_no_triton():
+        return None  # `find_fused` says so
     sample = importlib.import_module("tureen.kernels.triton.sample")
     generator = torch.Generator(device).manual_seed(0)
 
@@ -75,6 +76,17 @@ def find_draw(device: torch.device, vocab_size: int) -> DrawKernel | None:
         return tokens
 
     return draw if probe_passes("draws", probe) else None
+
+
+def why_no_triton() -> str:
+    """Returns why Triton cannot be used, or "" if it can."""
+    if not is_installed("triton"):
+        return "Triton is not installed: pip install triton"
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        return f"Triton cannot be imported: {error}"
+    return ""
 
 
 def are_near(result: Tensor, expected: Tensor) -> bool:

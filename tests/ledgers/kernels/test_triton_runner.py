@@ -11,8 +11,10 @@ import numpy as np
 import torch
 import triton_interpreter  # noqa: F401  before the kernels
 from captured_tape import Tape
+from launches import operations
 from runner_driver import Running, folder_source, random_tokens, step
 from tiny_models import write
+from triton.runtime.interpreter import InterpretedFunction
 
 from tureen.attention import triton as backend
 from tureen.attention.base import AttentionNeeds, LayerShape
@@ -21,7 +23,7 @@ from tureen.config import Config
 from tureen.contract.types import LogprobSpec
 from tureen.devices.base import DeviceInfo
 from tureen.kernels import fused
-from tureen.kernels.triton import attention, norm
+from tureen.kernels.triton import activation, attention, norm
 from tureen.models.torch_decoder import layer_shape
 from tureen.runner import load as load_module
 from tureen.runner import torch_forward
@@ -103,6 +105,20 @@ def test_a_cuda_device_gets_graphs_and_kernels_unless_plain_torch_is_asked_for(t
     assert tape.num_replays == (3 if is_fast else 0)
     assert (runner._sampler._arithmetic._draw_kernel is not None) == is_fast
     assert len(runner._parts._cache.keys[0]) == runner.capacity().num_pages + 1  # one for rows that fill up a step
+
+
+def test_a_captured_step_launches_as_many_operations_as_the_page_says(monkeypatch):
+    launched = []
+    monkeypatch.setattr(InterpretedFunction, "run", lambda self, *_, **__: launched.append(self.fn.__name__))
+    kernels = fused.FusedKernels(norm.add_norm, activation.activate_and_mul, frozenset(activation.FUNCTIONS))
+    totals = []
+    for layers in (1, 2):
+        launched.clear()
+        count = operations(layers, backend.TritonAttention, lambda model: model.fuse(kernels))
+        totals.append(count + len(launched))
+    one, two = totals
+    assert two - one == 11
+    assert one + 31 * (two - one) <= 376  # docs/gpu.md, tools/gpu_predictions.py
 
 
 class Launches(Tape):

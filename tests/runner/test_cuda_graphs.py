@@ -106,6 +106,21 @@ def test_more_keys_than_before_have_a_step_of_their_own(tmp_path, monkeypatch):
     assert tape.num_captures == 2
 
 
+def test_steps_whose_keys_would_take_much_memory_are_not_captured(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_GATHERED", 2 * 512)
+    write(tmp_path, "llama")
+    tape, results = Tape(), []
+    for runner in (load(tmp_path), load(tmp_path, tape)):
+        running = sequences()
+        prefill(runner, running)
+        decode(runner, running, 3)
+        decode(runner, running[:2], 3)
+        decode(runner, running, 2)
+        results.append(told(running))
+    assert results[0] == results[1]
+    assert tape.num_replays == 2  # of two rows
+
+
 def test_steps_around_replays_take_no_memory(tmp_path):
     write(tmp_path, "llama")
     tape = Tape()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, ModelInput, PageTables
+from tureen.attention.base import AttentionBackend, ModelInput, PageTables, RotatingBackend
 from tureen.contract.runner import Batch, Capacity, Row
 from tureen.log import get_logger
 from tureen.models.torch_decoder import DecoderModel
@@ -26,6 +26,9 @@ from tureen.sampling.torch_arithmetic import marked
 
 ROW_COUNTS = (1, 2, 4, *range(8, 257, 8))
 KEY_COUNTS = tuple(512 << power for power in range(20))
+MOST_GATHERED, MOST_SUMMED = 1 << 17, 1 << 21
+"""Most keys of a captured step, all rows as long as the longest: of a backend that copies keys, and of one that reads
+them in place and keeps a sum for each section. A layer of 8 heads of 128 numbers then takes 0.5 GB, or 0.1 GB."""
 
 log = get_logger("cuda_graphs")
 
@@ -45,9 +48,12 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            function()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                function()
+        finally:
+            torch.cuda.set_stream(stream)  # a capture that fails may leave its own
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -68,6 +74,7 @@ class DecodeSteps:
         self._model = model
         self._attention = attention
         self._recorder = recorder
+        self._most_together = MOST_SUMMED if isinstance(attention, RotatingBackend) else MOST_GATHERED
         self._most_keys = _at_least(KEY_COUNTS, capacity.context_len)
         self._most_rows = min(ROW_COUNTS[-1], _at_least(ROW_COUNTS, min(capacity.max_rows, ROW_COUNTS[-1])))
         width = -(-self._most_keys // capacity.page_size)
@@ -83,6 +90,8 @@ class DecodeSteps:
         if self._is_off or len(rows) > self._most_rows or not all(map(_is_plain, rows)):
             return None
         shape = _at_least(ROW_COUNTS, len(rows)), self._num_keys(rows)
+        if shape[0] * shape[1] > self._most_together:
+            return None
         self._staging.send(rows, shape[0])
         if shape in self._replays:
             replay = self._replays[shape] or self._capture(shape)

@@ -49,12 +49,12 @@ def operations(num_layers, make_backend, prepare=lambda model: None):
         keys, values = ([torch.empty(PAGES, PAGE_SIZE, 2, 64, dtype=torch.bfloat16) for _ in shapes] for _ in "kv")
         tables = PageTables(torch.empty(10, 64, dtype=torch.int32), torch.empty(ROWS, dtype=torch.int64), 512)
         integers = [torch.empty(ROWS, dtype=torch.int64) for _ in range(3)]
-        inputs, results = ModelInput(*integers, (), None, tables=tables), torch.empty(3, ROWS, dtype=torch.int64)
+        inputs, results = ModelInput(*integers, (), None), torch.empty(3, ROWS, dtype=torch.int64)
     with torch.inference_mode():
         model.finish(1024, meta)
         prepare(model)
         backend = make_backend(shapes, keys, values)
         with meta, Count() as count:
-            backend.plan(inputs)
+            backend.plan_tables(inputs, tables)
             cuda_graphs._note_best(model.logits(model.forward(inputs, backend)), results)
     return count.number

@@ -1,5 +1,7 @@
 """Gate (c): captured decode steps, on a stand-in that refuses what CUDA graphs refuse, compute what plain steps do."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from captured_tape import Refused, Tape, watched
@@ -175,6 +177,14 @@ def test_a_captured_step_of_torch_operations_launches_as_many_as_the_page_says()
     one, two = (operations(layers, make_backend) for layers in (1, 2))
     assert two - one == 42
     assert one + 31 * (two - one) <= 1397  # docs/gpu.md, tools/gpu_predictions.py
+
+
+def test_a_backend_that_does_not_plan_on_the_device_is_not_captured(tmp_path):
+    write(tmp_path, "llama")
+    runner = load_runner(folder_source(tmp_path), Config(**SETTINGS))
+    runner.forward._attention = SimpleNamespace(plan=runner.forward._attention.plan, forward=None)
+    runner.forward.capture(Tape(), runner.capacity(), 0)
+    assert runner.forward._steps is None
 
 
 def test_models_whose_steps_the_host_must_see_are_not_captured(tmp_path):

@@ -40,12 +40,11 @@ class ModelInput(NamedTuple):
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
     kv_slots: Tensor  # int64 [tokens]: page * page_size + offset, where the token's K/V are stored
-    spans: tuple[Span, ...]  # one per row; none if there are `tables`
+    spans: tuple[Span, ...]  # one per row; none if there are PageTables
     sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
     places: Tensor | None = None  # int64 [tokens, 3]: frames, rows, columns that turn vectors; None: all are positions
     window_slots: Tensor | None = None  # in place of kv_slots, for layers with a window; None: they are in kv_slots
-    tables: PageTables | None = None  # in place of spans
 
     def slots_of(self, window: int | None) -> Tensor:
         """Returns where layers with this window store the K/V of each token, int64 [tokens]."""
@@ -95,6 +94,17 @@ class HeadNorms(NamedTuple):
     queries: Tensor
     keys: Tensor
     eps: float
+
+
+@runtime_checkable
+class CapturedBackend(AttentionBackend, Protocol):
+    """A backend whose steps can be captured and replayed."""
+
+    def plan_tables(self, inputs: ModelInput, tables: PageTables) -> None:
+        """Prepares a step of one token a row, in place of `plan`. The input has no spans.
+
+        Everything is computed on the device. Shapes depend on the number of rows and on `tables.num_keys` only.
+        """
 
 
 @runtime_checkable

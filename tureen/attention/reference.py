@@ -102,11 +102,15 @@ class ReferenceAttention:
             kind = _kind(layer)
             if kind not in self._groups:
                 sizes = self._tiles(layer)
-                if inputs.tables is not None:
-                    self._groups[kind] = [self._group_on_device(kind, sizes, inputs, inputs.tables)]
-                    continue
                 split = _split(_pieces(inputs.spans, sizes.most_queries(kind.heads_per_kv)), kind)
                 self._groups[kind] = [self._group(part, kind, sizes, inputs, alone=len(split) == 1) for part in split]
+
+    def plan_tables(self, inputs: ModelInput, tables: PageTables) -> None:
+        self._inputs = inputs
+        self._groups = {
+            _kind(layer): [self._group_on_device(_kind(layer), self._tiles(layer), inputs, tables)]
+            for layer in {_kind(each): each for each in self._layers}.values()
+        }
 
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]

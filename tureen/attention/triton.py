@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from tureen.attention import reference
-from tureen.attention.base import AttentionBackend, AttentionNeeds, HeadNorms, LayerShape, ModelInput, Span
+from tureen.attention.base import (
+    AttentionBackend,
+    AttentionNeeds,
+    HeadNorms,
+    LayerShape,
+    ModelInput,
+    PageTables,
+    Span,
+)
 from tureen.kernels.fused import are_near, probe_passes, why_no_triton
 
 if TYPE_CHECKING:
@@ -82,17 +90,18 @@ class TritonAttention:
 
     def plan(self, inputs: ModelInput) -> None:
         self._inputs, self._tiles = inputs, {}
-        if inputs.tables is not None:
-            tables = self._kernels.Tables(inputs.tables.pages, inputs.tables.rows)
-            self._tables = {False: tables, True: tables}
-            self._singles = Singles(None, inputs.tables.rows, inputs.positions, self._sections(inputs.tables.num_keys))
-            return
         spans, device = inputs.spans, inputs.token_ids.device
         kinds = {layer.window is not None for layer in self._layers}
         self._tables = {has_window: self._table(spans, has_window, device) for has_window in kinds}
         if any(span.length > 1 for span in spans):
             self._tiles = {shape.group: self._cut(shape, spans, device) for shape in self._shapes}
         self._singles = self._single_queries(spans, device)
+
+    def plan_tables(self, inputs: ModelInput, tables: PageTables) -> None:
+        self._inputs, self._tiles = inputs, {}
+        own = self._kernels.Tables(tables.pages, tables.rows)
+        self._tables = {False: own, True: own}
+        self._singles = Singles(None, tables.rows, inputs.positions, self._sections(tables.num_keys))
 
     def _single_queries(self, spans: Sequence[Span], device: torch.device) -> Singles | None:
         """Returns the rows with one query; None if there is none."""

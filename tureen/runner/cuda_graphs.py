@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, ModelInput, PageTables, RotatingBackend
+from tureen.attention.base import CapturedBackend, ModelInput, PageTables, RotatingBackend
 from tureen.contract.runner import Batch, Capacity, Row
 from tureen.log import get_logger
 from tureen.models.torch_decoder import DecoderModel
@@ -64,7 +64,7 @@ class DecodeSteps:
     def __init__(
         self,
         model: DecoderModel,
-        attention: AttentionBackend,
+        attention: CapturedBackend,
         capacity: Capacity,
         recorder: Recorder,
         device: torch.device,
@@ -127,8 +127,8 @@ class DecodeSteps:
         staged = self._staging.inputs(count)
         self._staging.patch_tables(staged)
         tables = PageTables(self._staging.tables, staged.tables, num_keys)
-        inputs = ModelInput(staged.token_ids, staged.positions, staged.kv_slots, (), None, tables=tables)
-        self._attention.plan(inputs)
+        inputs = ModelInput(staged.token_ids, staged.positions, staged.kv_slots, (), None)
+        self._attention.plan_tables(inputs, tables)
         logits = self._logits[:count]
         logits.copy_(self._model.logits(self._model.forward(inputs, self._attention)))
         _note_best(logits, self._staging.results(count))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, AttentionNeeds, ModelInput
+from tureen.attention.base import AttentionBackend, AttentionNeeds, CapturedBackend, ModelInput
 from tureen.attention.choice import AUTO, find_backend
 from tureen.config import Config
 from tureen.contract.runner import Batch, Capacity, KvPart
@@ -71,7 +71,10 @@ class TorchForward:
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, capacity: Capacity, scratch_page: int) -> None:
-        """Captures and replays decode steps from now on, if the model allows it. scratch_page: see DecodeSteps."""
+        """Captures and replays decode steps from now on, if the model and the attention backend allow it. scratch_page:
+        see DecodeSteps."""
+        if not isinstance(self._attention, CapturedBackend):
+            return
         if isinstance(self._model, DecoderModel) and can_capture(self._model, capacity):
             self._steps = DecodeSteps(self._model, self._attention, capacity, recorder, self._device, scratch_page)
 

@@ -102,5 +102,5 @@ def probe_passes(what: str, probe: Callable[[], bool]) -> bool:
         fault = "a kernel differs from its reference"
     except failures as error:
         fault = str(error).strip().partition("\n")[0] or type(error).__name__
-    log.warning("%s are computed by PyTorch, which is slower: Triton's kernels cannot be used: %s", what, fault)
+    log.warning("PyTorch computes %s, which is slower, because Triton's kernels cannot be used: %s", what, fault)
     return False

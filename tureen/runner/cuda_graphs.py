@@ -26,9 +26,9 @@ from tureen.sampling.torch_arithmetic import marked
 
 ROW_COUNTS = (1, 2, 4, *range(8, 257, 8))
 KEY_COUNTS = tuple(512 << power for power in range(20))
-MOST_GATHERED, MOST_SUMMED = 1 << 17, 1 << 21
+MOST_GATHERED, MOST_SUMMED = 1 << 18, 1 << 21
 """Most keys of a captured step, all rows as long as the longest: of a backend that copies keys, and of one that reads
-them in place and keeps a sum for each section. A layer of 8 heads of 128 numbers then takes 0.5 GB, or 0.1 GB."""
+them in place and keeps a sum for each section. A layer of 32 and 8 heads of 128 numbers then takes 1 GB, or 0.1 GB."""
 
 log = get_logger("cuda_graphs")
 

@@ -140,7 +140,10 @@ def test_a_kernel_that_differs_from_its_reference_is_not_used(monkeypatch, caplo
     assert isinstance(backend.make_backend([LayerShape(4, 2, 64, 0.1, None)], pages, pages), ReferenceAttention)
     monkeypatch.setattr(norm, "add_norm", lambda x, *_: x)
     assert fused.find_fused(torch.device("cpu"), torch.float32, 64) is None
-    assert [record.message.partition(" are ")[0] for record in caplog.records] == ["attention", "norms and activations"]
+    assert [each.partition(",")[0] for each in caplog.messages] == [
+        "PyTorch computes attention",
+        "PyTorch computes norms and activations",
+    ]
 
 
 def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch, caplog):
@@ -150,7 +153,7 @@ def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(norm, "add_norm", fail)
     assert fused.find_fused(torch.device("cpu"), torch.float32, 64) is None
     assert caplog.messages == [
-        "norms and activations are computed by PyTorch, which is slower: Triton's kernels cannot be used: "
+        "PyTorch computes norms and activations, which is slower, because Triton's kernels cannot be used: "
         "Failed to find C compiler"
     ]
 

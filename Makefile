@@ -152,7 +152,7 @@ release: $(DEV) ## version, CHANGELOG from changes/, wheels, sources; VERSION=1.
 first-run: $(DEV) ## a first run from a clean clone, with a compiler and nothing cached, timed
 	@$(BIN)/python tests/first_run/first_run.py --compile
 
-gpu-check: $(DEV) ## parity tests and the offline benchmark on a CUDA device, where there is one
+gpu-check: $(DEV) ## kernels, speed, seeds and parity tests on a CUDA device, where there is one
 	@$(BIN)/python tools/gpu_check.py $(ARGS)
 
 docs: $(DEV) ## write the pages that derive from the code: parameters, settings

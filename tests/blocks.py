@@ -165,6 +165,10 @@ BLOCKS = {
         "python bench/accuracy.py MODEL.gguf ours": LONG,
         "python bench/first_answers.py http://127": LONG,
     },
+    "gpu.md": {
+        "tureen serve MODEL --device cuda": "not run: it needs a CUDA device",
+        "python3 tools/gpu_check.py  ": LONG,
+    },
     "playground.md": {
         "make serve        # then open http://127": START,
     },

@@ -123,8 +123,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "native", "torch", "tree"],
         _meta(
             "model",
-            "CPU kernels: native = tureen's own. auto = native if they were built. tree = torch, "
-            "in the order of --tensor-parallel-size: the same tokens with one rank as with several.",
+            "native = tureen's own, on a CPU. auto = native if they were built; on CUDA, graphs and Triton. "
+            "torch = plain PyTorch. tree = torch, in the order of --tensor-parallel-size: the same tokens with one "
+            "rank as with several.",
         ),
     ] = "auto"
     tensor_parallel_size: Annotated[
@@ -136,9 +137,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention_backend: Annotated[
         str,
         _meta(
-            "model auto|native|reference",
-            "Attention kernels if torch computes: reference. native = the native kernels' own. auto = the fastest "
-            "that supports the model and the device.",
+            "model auto|native|reference|triton",
+            "Attention kernels if torch computes: reference; triton, on CUDA. native = the native kernels' own. "
+            "auto = the fastest that supports the model and the device.",
         ),
     ] = "auto"
     lora_paths: Annotated[

@@ -6,6 +6,7 @@ import sys
 from textwrap import dedent
 
 import pytest
+import torch
 from runner_driver import Running, folder_source, generate
 from tiny_models import greedy, write
 
@@ -15,6 +16,7 @@ from tureen.attention.choice import find_backend
 from tureen.attention.reference import ReferenceAttention
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.kernels import fused
 from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
 
@@ -84,6 +86,22 @@ def test_an_unknown_name_is_refused_with_the_known_ones(llama):
 
 def test_a_backend_of_torch_that_is_named_makes_torch_compute(llama):
     assert type(_attention(llama[0], attention_backend="reference")) is ReferenceAttention
+
+
+def test_triton_s_attention_says_what_is_missing_and_the_server_runs_without(monkeypatch, caplog):
+    needs = NEEDS._replace(device="cuda", dtype="bfloat16")
+    monkeypatch.setattr(fused, "is_installed", lambda _: False)
+    with pytest.raises(StartupError, match="--attention-backend triton: triton: Triton is not installed"):
+        find_backend("triton", needs)
+    assert find_backend("auto", needs).ATTENTION_BACKENDS == ("reference",)
+    assert fused.find_fused(torch.device("cpu"), torch.float32, 64) is None
+    monkeypatch.setattr(fused, "is_installed", lambda _: True)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert fused.why_no_triton().startswith("Triton cannot be imported: ")
+    assert fused.find_draw(torch.device("cpu"), 64) is None
+    assert caplog.messages == [
+        "PyTorch computes what Triton's kernels would compute faster: Triton is not installed: pip install triton"
+    ]
 
 
 def test_native_kernels_have_their_own(llama):

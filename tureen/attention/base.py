@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +26,21 @@ class Span(NamedTuple):
         return self.window_pages if window is not None and self.window_pages else self.pages
 
 
+class PageTables(NamedTuple):
+    """Page tables on the device, for steps of one token a row that are captured and replayed."""
+
+    pages: Tensor  # int32 [tables, pages]
+    rows: Tensor  # int64 [tokens]: the table of each token
+    num_keys: int  # no token's position is this or more
+
+
 class ModelInput(NamedTuple):
     """The tensors of one step. Tokens of all rows stand one after another."""
 
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
     kv_slots: Tensor  # int64 [tokens]: page * page_size + offset, where the token's K/V are stored
-    spans: tuple[Span, ...]  # one per row
+    spans: tuple[Span, ...]  # one per row; none if there are PageTables
     sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
     places: Tensor | None = None  # int64 [tokens, 3]: frames, rows, columns that turn vectors; None: all are positions
@@ -77,4 +85,37 @@ class AttentionBackend(Protocol):
         The new K/V are stored first; each token then attends to the positions up to its own, or up to the end of its
         picture where the layer sees pictures whole. v: None if values are a part of the keys; k: None, too, if both are
         stored already. layer: the index of the layer. sinks: float32 [heads], for layers that have them.
+        """
+
+
+class HeadNorms(NamedTuple):
+    """The norms of each head's queries and keys before the rotation: weights float32 [head_dim]."""
+
+    queries: Tensor
+    keys: Tensor
+    eps: float
+
+
+@runtime_checkable
+class CapturedBackend(AttentionBackend, Protocol):
+    """A backend whose steps can be captured and replayed."""
+
+    def plan_tables(self, inputs: ModelInput, tables: PageTables) -> None:
+        """Prepares a step of one token a row, in place of `plan`. The input has no spans.
+
+        Everything is computed on the device. Shapes depend on the number of rows and on `tables.num_keys` only.
+        """
+
+
+@runtime_checkable
+class RotatingBackend(AttentionBackend, Protocol):
+    """A backend with one kernel for what comes between the projection and attention."""
+
+    def store_rotated(
+        self, qkv: Tensor, layer: int, rotation: tuple[Tensor, Tensor, bool], norms: HeadNorms | None
+    ) -> Tensor:
+        """Normalises and rotates queries and keys, stores keys and values, and returns queries for `forward`.
+
+        qkv [tokens, (heads + 2 * kv_heads) * head_dim]. rotation: cos and signed sin, [tokens, 1, rotated dimensions],
+        and whether pairs are neighbours. Returns [tokens, heads, head_dim].
         """

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape, ModelInput, Span
+from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape, ModelInput, PageTables, Span
 from tureen.attention.tiles import KEY_BLOCK, Tiles, scaled_dot_product, tiles
 
 ATTENTION_BACKENDS = ("reference",)
@@ -105,6 +105,13 @@ class ReferenceAttention:
                 split = _split(_pieces(inputs.spans, sizes.most_queries(kind.heads_per_kv)), kind)
                 self._groups[kind] = [self._group(part, kind, sizes, inputs, alone=len(split) == 1) for part in split]
 
+    def plan_tables(self, inputs: ModelInput, tables: PageTables) -> None:
+        self._inputs = inputs
+        self._groups = {
+            _kind(layer): [self._group_on_device(_kind(layer), self._tiles(layer), inputs, tables)]
+            for layer in {_kind(each): each for each in self._layers}.values()
+        }
+
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: int, sinks: Tensor | None = None) -> Tensor:
         shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
         assert self._inputs is not None, "plan comes first"
@@ -158,6 +165,20 @@ class ReferenceAttention:
             torch.from_numpy(slots.reshape(-1)).to(device),
             mask[:, None].expand(-1, 1, padded, -1),
         )
+
+    def _group_on_device(self, kind: LayerKind, sizes: Tiles, inputs: ModelInput, tables: PageTables) -> QueryGroup:
+        """Returns the group of a step with one token a row. Everything is computed on the device, in fixed shapes."""
+        size, width, device = self._page_size, sizes.padded_keys(tables.num_keys), inputs.positions.device
+        pages = tables.pages.index_select(0, tables.rows)[:, : -(-width // size)].long()
+        slots = (pages[:, :, None] * size + torch.arange(size, device=device)).flatten(1)[:, :width]
+        first = inputs.positions - (kind.window - 1) if kind.window is not None else inputs.positions * 0
+        bounds = torch.stack((first.clamp_(min=0), inputs.positions + 1))[:, :, None]
+        places = torch.arange(width, device=device)
+        is_seen = (places >= bounds[0]) & (places < bounds[1])
+        slots = torch.where(is_seen, slots, slots.gather(1, bounds[0]))
+        mask = _mask(bounds, 0, width, self._dtype)
+        padded = sizes.padded_queries(kind.heads_per_kv)
+        return QueryGroup(None, 1, slots.reshape(-1), mask[:, None].expand(-1, 1, padded, -1))
 
     def _key_slots(
         self, pieces: list[QueryPiece], window: int | None, positions: range, ends: np.ndarray

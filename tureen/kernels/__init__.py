@@ -1,5 +1,6 @@
-"""Native kernels, in C++ under `cpu/`, and torch's packed products.
+"""Native kernels, in C++ under `cpu/`, kernels in Triton under `triton/`, and torch's packed products.
 
-Imports: devices, log; torch.
-Imported by: attention, bench, build, constraining, layers, lora, runner, sampling.
+Imports: devices, extras, log; torch, triton.
+Imported by: attention, bench, build, constraining, layers, lora, models,
+runner, sampling.
 """

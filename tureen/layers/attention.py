@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, LayerShape, Span
+from tureen.attention.base import AttentionBackend, HeadNorms, LayerShape, RotatingBackend, Span
 from tureen.layers.activation import sigmoid
 from tureen.layers.kept_states import KeptStates
 from tureen.layers.linear import Linear
-from tureen.layers.norm import Norm
+from tureen.layers.norm import Norm, RMSNorm
 from tureen.layers.rotary import Rotation, rotate
 
 
@@ -25,6 +25,7 @@ class Step(NamedTuple):
     spans: tuple[Span, ...] = ()
     states: KeptStates | None = None  # of layers without attention
     layer_inputs: Tensor | None = None  # [tokens, layers, size]; see LayerInputs
+    rotating: RotatingBackend | None = None  # the same backend, if it can rotate
 
     @property
     def recurrent(self) -> KeptStates:
@@ -86,7 +87,11 @@ class Attention:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         heads, kv_heads, _ = self._sizes
-        qkv = self._qkv(x).view(x.shape[0], -1, self._shape.head_dim)
+        stacked = self._qkv(x)
+        if step.rotating is not None and self._rope is not None and self._is_usual and step.growth is None:
+            q = step.rotating.store_rotated(stacked, self._layer, step.rope[self._rope], self._head_norms())
+            return self._ended(x, step.attention.forward(q, None, None, self._layer, self._sinks))
+        qkv = stacked.view(x.shape[0], -1, self._shape.head_dim)
         q = self._placed(qkv[:, :heads], self._q_norm, step)
         if step.growth is not None:
             q = (q * step.growth).to(q.dtype)
@@ -95,7 +100,26 @@ class Attention:
             v = qkv[:, -kv_heads:]  # without v_proj, the keys before their norm
             v = v if self._v_norm is None else self._v_norm(v)
             k = self._placed(qkv[:, heads : heads + kv_heads], self._k_norm, step)
-        mixed = step.attention.forward(q, k, v, self._layer, self._sinks)
+        return self._ended(x, step.attention.forward(q, k, v, self._layer, self._sinks))
+
+    @property
+    def _is_usual(self) -> bool:
+        """Whether values are projected and have no norm, and each head's queries and keys have a norm or none."""
+        if self._v_norm is not None or len(self._qkv.parts) != len(self._sizes):
+            return False
+        norms = (self._q_norm, self._k_norm)
+        return norms == (None, None) or (
+            all(isinstance(norm, RMSNorm) for norm in norms) and not (self._norms_together or self._norms_last)
+        )
+
+    def _head_norms(self) -> HeadNorms | None:
+        if not isinstance(self._q_norm, RMSNorm) or not isinstance(self._k_norm, RMSNorm):
+            return None
+        weight, eps = self._q_norm.parameters
+        return HeadNorms(weight, self._k_norm.parameters[0], eps)
+
+    def _ended(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Returns the layer's result for what attention gave."""
         return self._out(mixed if self._gate is None else mixed * sigmoid(self._gate(x)))
 
     def _placed(self, vectors: Tensor, norm: Norm | None, step: Step) -> Tensor:

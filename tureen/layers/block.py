@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from tureen.kernels.fused import FusedKernels
 from tureen.layers.attention import Attention, Step
 from tureen.layers.experts import ExpertsBeside, ExpertsMLP
 from tureen.layers.linear import Linear
 from tureen.layers.mlp import MLP
-from tureen.layers.norm import Norm
+from tureen.layers.norm import Norm, RMSNorm
 from tureen.layers.second_embedding import LayerInput
 
 if TYPE_CHECKING:
@@ -61,17 +62,34 @@ class Block:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """Computes the block for x [tokens, hidden_size], which is changed in place and returned."""
         attended = None if self._attention is None else self._after(0, self._attention(self._before(0, x), step))
-        if attended is not None and not self._is_parallel:
-            x.add_(attended, alpha=self._scale)
-        if self._mlp is not None:
-            normed = self._before(1, x)
+        if self._mlp is None:
+            if attended is not None:
+                x.add_(attended, alpha=self._scale)
+        else:
+            normed = self._mlp_input(x, None if self._is_parallel else attended)
             fed = self._mlp(normed, x) if isinstance(self._mlp, ExpertsBeside) else self._mlp(normed)
             x.add_(self._after(1, fed), alpha=self._scale)
-        if attended is not None and self._is_parallel:
-            x.add_(attended, alpha=self._scale)
+            if attended is not None and self._is_parallel:
+                x.add_(attended, alpha=self._scale)
         if self._layer_input is not None and step.layer_inputs is not None:
             x.add_(self._layer_input.added(x, step.layer_inputs))
         return x if self._result_scale is None else x.mul_(self._result_scale)
+
+    def fuse(self, kernels: FusedKernels) -> None:
+        """Computes norms and a gated activation by fused kernels from now on."""
+        for norm in self._norms.values():
+            if isinstance(norm, RMSNorm):
+                norm.fuse(kernels)
+        if isinstance(self._mlp, MLP):
+            self._mlp.fuse(kernels)
+
+    def _mlp_input(self, x: Tensor, added: Tensor | None) -> Tensor:
+        """Adds what attention gave to x, if it is to be added now, and returns the input of the mlp."""
+        if added is not None and self._pre_norms:
+            return self._pre_norms[1].after_adding(x, added, self._scale)
+        if added is not None:
+            x.add_(added, alpha=self._scale)
+        return self._before(1, x)
 
     def _before(self, part: int, x: Tensor) -> Tensor:
         return self._pre_norms[part](x) if self._pre_norms else x

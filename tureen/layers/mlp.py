@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from tureen.kernels.fused import FusedKernels
 from tureen.layers.activation import GATED, PLAIN, Xielu
 from tureen.layers.linear import Linear
 
@@ -35,7 +36,15 @@ class MLP:
         self._size = size
         self._gate_scale, self._scale = scales
         self._cutoff: float | None = None
-        self._activation = Xielu() if activation == "xielu" else (GATED if has_gate else PLAIN)[activation]
+        self._has_gate, self._activation_name = has_gate, activation
+        self._activation: Callable[[Tensor], Tensor] = (
+            Xielu() if activation == "xielu" else (GATED if has_gate else PLAIN)[activation]
+        )
+
+    def fuse(self, kernels: FusedKernels) -> None:
+        """Computes a gated activation by a fused kernel from now on, if there is one for it."""
+        if self._has_gate and self._activation_name in kernels.activations:
+            self._activation = lambda x: kernels.activate_and_mul(x, self._activation_name)
 
     def cut_gates(self, cutoff: float) -> None:
         """Subtracts mean + `cutoff` standard deviations from gates, and sets negative gates to 0."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tureen.kernels.fused import FusedKernels
+
 
 class RMSNorm:
     """Computes x / rms(x) * weight over the last dimension, in float32 (arXiv:1910.07467)."""
@@ -16,8 +18,26 @@ class RMSNorm:
         self._eps = eps
         self._weight = torch.empty(size, dtype=torch.float32) if has_weight else torch.ones(size)
         self._has_weight = has_weight
+        self._kernels: FusedKernels | None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor, float]:
+        """The weight, float32 [size], and what is added to the mean square."""
+        return self._weight, self._eps
+
+    def fuse(self, kernels: FusedKernels) -> None:
+        """Computes rows of hidden states by fused kernels from now on."""
+        self._kernels = kernels
+
+    def after_adding(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
+        """Adds scale * added to x [tokens, size], in place, and returns its norm."""
+        if self._kernels is not None:
+            return self._kernels.add_norm(x, added.contiguous(), self._weight, self._eps, scale)
+        return self(x.add_(added, alpha=scale))
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._kernels is not None:
+            return self._kernels.add_norm(x.contiguous(), None, self._weight, self._eps, 1.0)
         wide = x.float()
         size = self._weight.shape[0]
         squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
@@ -36,6 +56,10 @@ class LayerNorm:
         self._eps = eps
         self._weight = torch.empty(size, dtype=torch.float32)
         self._bias = torch.empty(size, dtype=torch.float32) if bias else None
+
+    def after_adding(self, x: Tensor, added: Tensor, scale: float) -> Tensor:
+        """Adds scale * added to x [tokens, size], in place, and returns its norm."""
+        return self(x.add_(added, alpha=scale))
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.layer_norm(x.float(), self._weight.shape, self._weight, self._bias, self._eps).to(x.dtype)

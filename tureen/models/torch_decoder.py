@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
+from tureen.attention.base import AttentionBackend, LayerShape, ModelInput, RotatingBackend
+from tureen.kernels.fused import FusedKernels
 from tureen.layers.attention import Attention, Step
 from tureen.layers.block import Block
 from tureen.layers.embedding import Embedding, Head
@@ -74,6 +75,12 @@ class DecoderLayers:
         """Returns the mlps that are made of experts, in the order of their layers."""
         return [block.experts for block in self._blocks.values() if block.experts is not None]
 
+    def fuse(self, kernels: FusedKernels) -> None:
+        """Computes norms and activations by fused kernels from now on."""
+        for block in self._blocks.values():
+            if isinstance(block, Block):
+                block.fuse(kernels)
+
     def load(self, weights: Iterable[Stored]) -> None:
         """Copies each weight that is wanted here to its place."""
         places = self.weights()
@@ -91,7 +98,9 @@ class DecoderLayers:
         self, x: Tensor, inputs: ModelInput, attention: AttentionBackend, layer_inputs: Tensor | None = None
     ) -> Tensor:
         """Computes the layers for x [tokens, hidden_size], which is changed in place and returned."""
-        step = make_step(self.config, inputs, attention, self._tables, self.states)._replace(layer_inputs=layer_inputs)
+        step = make_step(self.config, inputs, attention, self._tables, self.states)
+        rotating = attention if isinstance(attention, RotatingBackend) else None
+        step = step._replace(layer_inputs=layer_inputs, rotating=rotating)
         for index, block in self._blocks.items():
             x = block(x, step)
             if index < self.config.num_deep_inputs:
@@ -151,6 +160,11 @@ class DecoderModel(DecoderLayers):
         """Returns the values of one of `config.weights()`, also after they were laid out for the device."""
         parts = (part.weights(prefix) for prefix, part in self._parts() if name.startswith(prefix))
         return next(values for weights in parts for own, values in weights if own == name)
+
+    def fuse(self, kernels: FusedKernels) -> None:
+        super().fuse(kernels)
+        if isinstance(self._norm, RMSNorm):
+            self._norm.fuse(kernels)
 
     def finish(self, context_len: int, device: torch.device) -> None:
         super().finish(context_len, device)

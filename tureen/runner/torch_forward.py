@@ -13,14 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, AttentionNeeds, ModelInput
-from tureen.attention.choice import find_backend
+from tureen.attention.base import AttentionBackend, AttentionNeeds, CapturedBackend, ModelInput
+from tureen.attention.choice import AUTO, find_backend
 from tureen.config import Config
 from tureen.contract.runner import Batch, Capacity, KvPart
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
+from tureen.kernels.fused import find_draw, find_fused
 from tureen.layers.kept_states import KeptStates
 from tureen.log import Progress
 from tureen.lora.adapter import Adapter
@@ -28,6 +29,7 @@ from tureen.lora.torch_adapters import StepAdapters
 from tureen.models.config import ModelConfig
 from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
+from tureen.runner.cuda_graphs import CudaRecorder, DecodeSteps, Recorder, can_capture
 from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import bytes_of_kv, plan_capacity
@@ -65,9 +67,24 @@ class TorchForward:
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
         self._adapters = adapters
+        self._steps: DecodeSteps | None = None
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, capacity: Capacity, scratch_page: int) -> None:
+        """Captures and replays decode steps from now on, if the model and the attention backend allow it. scratch_page:
+        see DecodeSteps."""
+        if not isinstance(self._attention, CapturedBackend):
+            return
+        if isinstance(self._model, DecoderModel) and can_capture(self._model, capacity):
+            self._steps = DecodeSteps(self._model, self._attention, capacity, recorder, self._device, scratch_page)
 
     @torch.inference_mode()
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
+        if self._steps is not None:
+            self._adapters.select((), self._device)
+            captured = self._steps.run(batch, best_only=best_only)
+            if captured is not None:
+                return captured
         inputs, states = self._states(batch)
         hidden = tuple(self._model.last_hidden(states[list(tokens)]).cpu().numpy() for tokens in hidden_ranges(batch))
         scored = self._scored(states, score_pieces(batch, self._vocab_size))
@@ -132,6 +149,7 @@ class TorchForwardFactory:
         self._dtype = dtype
         self.capacity = capacity
         self._progress = progress
+        self._captures = False
 
     def load(self, source: ModelSource, config: Config) -> DecoderModel:
         loading.require_memory(
@@ -145,6 +163,11 @@ class TorchForwardFactory:
         )
         model.load(tensors)
         model.finish(self.capacity.context_len, place)
+        if self._device.type == "cuda" and config.kernels != "torch":
+            self._captures = True
+            fused = find_fused(place, self._dtype, self.model.hidden_size)
+            if fused is not None:
+                model.fuse(fused)
         return model
 
     def make_cache(self) -> torch_pool.KvPool:
@@ -152,7 +175,7 @@ class TorchForwardFactory:
         return torch_pool.allocate(
             self.model.kv_layers,
             self._dtype,
-            num_pages=capacity.num_pages,
+            num_pages=capacity.num_pages + (self._device.type == "cuda"),  # the last is the scratch page
             page_size=capacity.page_size,
             device=self._device,
             num_window_pages=capacity.num_window_pages,
@@ -164,7 +187,10 @@ class TorchForwardFactory:
         weights.states = None if cache.states is None else KeptStates(cache.states)
         attention = self._attention.make_backend(layers, cache.keys, cache.values)
         adapters = StepAdapters(weights.linears())
-        return TorchForward(weights, adapters, attention, self.capacity.page_size, self._device, self._dtype)
+        forward = TorchForward(weights, adapters, attention, self.capacity.page_size, self._device, self._dtype)
+        if self._captures:
+            forward.capture(CudaRecorder(), self.capacity, self.capacity.num_pages)
+        return forward
 
     def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
         values: NDArray[np.float32] = weights.weight(name).float().cpu().numpy()
@@ -221,16 +247,19 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     attention = find_attention(config, shape, device, dtype)
     factory = TorchForwardFactory(device, dtype, shape, capacity, attention, progress)
     parts = ForwardParts(factory, source, config)
-    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
+    is_fast = device.type == "cuda" and config.kernels != "torch"
+    place = torch.device(device.name)
+    draw_kernel = find_draw(place, shape.vocab_size) if is_fast else None
+    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(place, draw_kernel))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 
 
 def find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
     """Finds the attention backend; see find_backend."""
     layers = tuple(layer_shape(model, layer) for layer in model.cached_layers or (0,))
-    return find_backend(
-        config.attention_backend, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size)
-    )
+    is_plain = config.kernels == "torch" and device.type == "cuda" and config.attention_backend == AUTO
+    name = "reference" if is_plain else config.attention_backend
+    return find_backend(name, AttentionNeeds(device.type, dtype_name(dtype), layers, config.page_size))
 
 
 def refuse_native_settings(config: Config, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tureen.grammar import Mask
+from tureen.kernels.fused import DrawKernel
 from tureen.sampling import grammar_mask
 from tureen.sampling.arithmetic import (
     NOT_SOUND,
@@ -44,11 +45,18 @@ from tureen.sampling.probability import (
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
+def marked(values: Tensor, tokens: Tensor, sound: Tensor) -> Tensor:
+    """Returns tokens [rows] with the marks of rows that have none to draw. values [rows]: their logits, after masks."""
+    return torch.where(sound, torch.where(values == -torch.inf, NOTHING_ALLOWED, tokens), NOT_SOUND)
+
+
 class TorchArithmetic:
     """The sampler's `Arithmetic` in torch: it computes all weights of a row's softmax, in float64."""
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, draw_kernel: DrawKernel | None = None) -> None:
+        """draw_kernel: draws in place of torch operations, the same tokens."""
         self._device = torch.device(device)
+        self._draw_kernel = draw_kernel
 
     @torch.inference_mode()
     def prepare(self, logits: Tensor) -> Tensor:
@@ -66,8 +74,7 @@ class TorchArithmetic:
         if present:
             grammar_mask.apply(logits, list(present), list(present.values()))
             values = logits.amax(dim=1)
-        best = torch.where(values == -torch.inf, NOTHING_ALLOWED, peak_tokens(logits, values))
-        tokens: list[int] = torch.where(sound, best, NOT_SOUND).tolist()
+        tokens: list[int] = marked(values, peak_tokens(logits, values), sound).tolist()
         return tokens
 
     @torch.inference_mode()
@@ -91,6 +98,9 @@ class TorchArithmetic:
 
     @torch.inference_mode()
     def draw(self, softmaxes: Softmaxes, uniforms: Values) -> Ids:
+        if self._draw_kernel is not None:
+            sent = [self._sent(each) for each in (softmaxes.peaks, softmaxes.temperatures, uniforms)]
+            return _on_host(self._draw_kernel(self._taken(softmaxes.logits, softmaxes.rows).contiguous(), *sent))
         _, weights = self._weights(softmaxes)
         return _on_host(draw(weights, self._sent(uniforms)))
 

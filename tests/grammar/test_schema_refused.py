@@ -253,6 +253,8 @@ def test_two_schemas_with_one_identifier_are_refused_where_it_is_used():
 MALFORMED = [
     "(a", "a)", "[a", "a\\", "*a", "a|*", "a**", "a{2}{3}", "a{3,2}", "[b-a]", "(?:a", "(?=a", r"(x)\1(a", "(?>a",
     r"\Za)", "(" * 1_000, "x" * 70_000 + "[",
+    "(?<n>a)(?<n>b)", "(?<1a>b)", "(?<>a)", "(?z)a", "(?zz:a)", "(?-i)a", "(?P>n)", r"(?<n>a)\k<m>", r"(?<n>a)\k",
+    r"(x)\1^*", r"(x)\1a{3,2}", r"(x)\1[b-a]", "a++*", "(?(1)a)", "(?P=n)",
 ]  # fmt: skip
 
 
@@ -267,7 +269,21 @@ def test_a_malformed_pattern_is_refused_wherever_it_is_as_a_malformed_regex_is(p
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(x)\1", "(?s)a", "(?P<name>a)", "(?>a)b", "a++", r"\Aa\Z", r"\p{Print}", "a{,3}"]
+    "pattern",
+    [
+        r"(x)\1",
+        r"\k<n>",
+        r"(?<n>a)\k<n>",
+        r"\8",
+        "(?i:a)",
+        "(?s)a",
+        "(?P<name>a)",
+        "(?>a)b",
+        "a++",
+        r"\Aa\Z",
+        r"\p{Print}",
+        "a{,3}",
+    ],
 )
 def test_a_pattern_of_another_dialect_is_left_out_and_told(pattern):
     assert left_out({"type": "string", "pattern": pattern}) == ["pattern at the root"]

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import samples
 from exact_masks import allowed, check_exact
@@ -20,6 +21,7 @@ from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
 from tureen.grammar.guard.multiples import can_be_multiple, shortest_rest
 from tureen.grammar.schema.language import json_schema
+from tureen.grammar.way_out import way_out
 from tureen.kernels.cpu import native
 
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -390,3 +392,48 @@ def test_an_item_that_differs_early_is_read_no_further():
         return place.num_parts_read - before
 
     assert 0 < work(200) == work(2)
+
+
+OF_SHORT_OUTPUTS = (
+    b'"', b",", b" ", b":", b"[", b"]", b"{", b"}", b"a", b"b", b"0", b"1", b"2", b"null", b'", "', b'": ', b'{"',
+    b'["', b', "', b'""', b"1, ", b'null, "', b"n", b"u", b"l",
+)  # fmt: skip
+
+
+def shortest(grammar, ends, most):
+    """The least number of tokens to the end, by trying all tokens."""
+
+    def can_end(left):
+        if grammar.is_accepting or grammar.cost > left:
+            return grammar.is_accepting
+        mask = np.zeros_like(ends)
+        grammar.fill_mask(mask)
+        for token_id in np.flatnonzero(np.unpackbits((mask & ~ends).view(np.uint8), bitorder="little")).tolist():
+            assert grammar.accept(token_id)
+            is_found = can_end(left - 1)
+            grammar.rollback(1)
+            if is_found:
+                return True
+        return False
+
+    return next(left for left in range(grammar.cost, most) if can_end(left))
+
+
+def test_the_shortest_output_of_a_guarded_schema_is_as_short_as_that_of_all_outputs():
+    size = len(OF_SHORT_OUTPUTS)
+    compiler = LanguageCompiler(
+        Vocabulary((*OF_SHORT_OUTPUTS, b""), (size,), size + 1), lambda text: [], native.require()
+    )
+    text = {"type": "string"}
+    schemas = [
+        {"type": "object", "minProperties": 3, "additionalProperties": item}
+        for item in ({"enum": ["a", "b", 1, None]}, text, text | {"maxLength": 2}, {"type": "null"})
+    ]
+    schemas += [
+        {"type": "array", "items": item, "uniqueItems": True, "minItems": 4}
+        for item in (text | {"pattern": "^[ab]+$"}, {"type": "integer"}, {"enum": ["a", "b", "ab", None]})
+    ]
+    for schema in schemas:
+        compiled = compile_grammar(GrammarSpec("json_schema", json.dumps(schema)), compiler)
+        found = way_out(compiled.start(), compiled.ends, 40)
+        assert len(found) == shortest(compiled.start(), compiled.ends, 40), schema

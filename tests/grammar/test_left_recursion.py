@@ -2,15 +2,26 @@
 
 from random import Random
 
+import numpy as np
 import pytest
+from backend_languages import encode, vocabulary
 from matching import matches
 from other_matchers import llguidance_takes
 from samples import some
 from short_strings import assert_same, strings
 
+from tureen.grammar import LanguageCompiler
 from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.left_recursion import MAX_GROUP
+from tureen.kernels.cpu import native
+
+VOCABULARY = vocabulary()
+COMPILER = LanguageCompiler(VOCABULARY, encode, native.require())
+
+
+def started(language):
+    return COMPILER.load(COMPILER.translate(language)).start()
 
 
 def random_rules(random):
@@ -72,6 +83,53 @@ def derived(rules, text):
 def test_random_rules_match_what_can_be_derived_from_them(seed):
     rules = random_rules(Random(seed))
     assert_same(written(rules), lambda text: derived(rules, text), "ab", 5)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(range(200, 350), 20))
+def test_followed_byte_by_byte_random_rules_match_the_same(seed):
+    rules = random_rules(Random(seed))
+    place = started(ebnf(written(rules)))
+
+    def takes(text):
+        count = next((at for at, char in enumerate(text) if not place.accept(ord(char))), len(text))
+        is_taken = count == len(text) and place.is_accepting
+        place.rollback(count)
+        return is_taken
+
+    assert [text for text in strings("ab", 6) if takes(text) != derived(rules, text)] == []
+
+
+AMBIGUOUS = (
+    'root ::= root root | "a"',
+    'root ::= root root | "a" | ""',
+    "root ::= [ab]+ | root root",
+    'root ::= x\nx ::= x y | "a"\ny ::= x | "b"',
+    'root ::= "a" root root | "a"',
+    'root ::= "a" root root | ""',
+    'root ::= root op root | "a"\nop ::= "+" | ""',
+    'root ::= root "a" root | "b" | ""',
+    'root ::= "a" root | "a" root "e" root | "x"',
+    'root ::= "a" root? root? "b"? | "a"',
+    'root ::= "a" root root root | "a" | "b"',
+    'root ::= x{1,300}\nx ::= "a"{1,300}',
+    'root ::= (("a"{1,20}){1,20}){1,20}',
+    'root ::= (x{1,50} "b"?){1,50}\nx ::= "a"{1,50}',
+)
+
+
+def test_an_output_of_an_ambiguous_grammar_may_be_long():
+    died = {}
+    for grammar in AMBIGUOUS:
+        place = started(ebnf(grammar))
+        mask = np.zeros(-(-VOCABULARY.size // 32), dtype=np.uint32)
+        try:
+            for _ in range(1_200):
+                place.fill_mask(mask)
+                assert place.accept(ord("a"))
+        except GrammarError as error:
+            died[grammar] = str(error)
+    assert died == {}
 
 
 @pytest.mark.parametrize(

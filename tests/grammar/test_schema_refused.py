@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 
 import pytest
 from regexes import is_pattern_of_re
+from samples import some
 
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.regex import parse
@@ -253,6 +256,8 @@ def test_two_schemas_with_one_identifier_are_refused_where_it_is_used():
 MALFORMED = [
     "(a", "a)", "[a", "a\\", "*a", "a|*", "a**", "a{2}{3}", "a{3,2}", "[b-a]", "(?:a", "(?=a", r"(x)\1(a", "(?>a",
     r"\Za)", "(" * 1_000, "x" * 70_000 + "[",
+    "(?<n>a)(?<n>b)", "(?<1a>b)", "(?<>a)", "(?z)a", "(?zz:a)", "(?-i)a", "(?P>n)", r"(?<n>a)\k<m>", r"(?<n>a)\k",
+    r"(x)\1^*", r"(x)\1a{3,2}", r"(x)\1[b-a]", "a++*", "(?(1)a)", "(?P=n)",
 ]  # fmt: skip
 
 
@@ -267,7 +272,71 @@ def test_a_malformed_pattern_is_refused_wherever_it_is_as_a_malformed_regex_is(p
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(x)\1", "(?s)a", "(?P<name>a)", "(?>a)b", "a++", r"\Aa\Z", r"\p{Print}", "a{,3}"]
+    "pattern",
+    [
+        r"(x)\1",
+        r"\k<n>",
+        r"(?<n>a)\k<n>",
+        r"\8",
+        "(?i:a)",
+        "(?s)a",
+        "(?P<name>a)",
+        "(?>a)b",
+        "a++",
+        r"\Aa\Z",
+        r"\p{Print}",
+        "a{,3}",
+    ],
 )
 def test_a_pattern_of_another_dialect_is_left_out_and_told(pattern):
     assert left_out({"type": "string", "pattern": pattern}) == ["pattern at the root"]
+
+
+def finite(random, depth=2):
+    """A schema, and the texts of all its values, which are written out here."""
+    kind = random.choice(["boolean", "enum", "integer"] + ["object", "array", "tuple"] * (depth > 0))
+    if kind == "boolean":
+        return {"type": "boolean"}, {"true", "false"}
+    if kind == "enum":
+        texts = set(random.sample(['"a"', '"b"', "null", "7", "true", '{"k": 1}'], random.randrange(1, 4)))
+        return {"enum": [json.loads(text) for text in texts]}, texts
+    if kind == "integer":
+        first, number = random.randrange(-3, 3), random.randrange(1, 4)
+        last = first + number - 1
+        return {"type": "integer", "minimum": first, "maximum": last}, {str(first + at) for at in range(number)}
+    if kind == "object":
+        parts = {key: (random.random() < 0.6, *finite(random, depth - 1)) for key in "ab"[: random.randrange(1, 3)]}
+        members = [
+            [f'"{key}": {text}' for text in texts] + [None] * (not is_required)
+            for key, (is_required, _, texts) in parts.items()
+        ]
+        schema = {
+            "type": "object",
+            "properties": {key: part[1] for key, part in parts.items()},
+            "required": [key for key, part in parts.items() if part[0]],
+        } | random.choice([{}, {"additionalProperties": False}])
+        return schema, {"{" + ", ".join(filter(None, each)) + "}" for each in itertools.product(*members)}
+    inner, texts = finite(random, depth - 1)
+    if kind == "tuple":
+        pairs = {f"[{first}, {second}]" for first in texts for second in ("true", "false")}
+        return {"prefixItems": [inner, {"type": "boolean"}], "type": "array", "items": False, "minItems": 2}, pairs
+    most = random.randrange(1, 3)
+    lists = {each for size in range(most + 1) for each in itertools.permutations(texts, size)}
+    schema = {"type": "array", "items": inner, "maxItems": most, "uniqueItems": True}
+    return schema, {f"[{', '.join(each)}]" for each in lists}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", some(range(150), 30))
+def test_more_different_items_than_there_are_values_are_refused(seed):
+    schema, texts = finite(random.Random(seed))
+    array = {"type": "array", "items": schema, "uniqueItems": True}
+    assert json_schema(json.dumps(array | {"minItems": len(texts)}))
+    assert "no JSON value is valid" in reason(array | {"minItems": len(texts) + 1})
+
+
+def test_a_number_of_items_that_contain_something_else_than_there_is_is_refused():
+    array = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 9}, "uniqueItems": True}
+    wanted = {"contains": {"multipleOf": 4}}
+    assert json_schema(json.dumps(array | wanted | {"minContains": 2}))
+    assert "no JSON value is valid" in reason(array | wanted | {"minContains": 3})

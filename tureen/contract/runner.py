@@ -115,7 +115,11 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
 
 
 NAN_LOGITS = RowError("nan_logits")
-NOTHING_TO_DRAW = RowError("grammar_stuck", "no token that the grammar allows may be drawn")
+NOTHING_TO_DRAW = RowError(
+    "grammar_stuck",
+    "no token can follow: the constraint and the request's other fields together forbid every token; simplify the "
+    "schema, pattern or grammar, or remove fields that forbid tokens",
+)
 """No token is left: the grammar, or `SlotState.banned`, forbids them all."""
 
 

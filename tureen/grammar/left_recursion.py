@@ -61,12 +61,26 @@ class _Equations:
         """Returns all rules, with these solved."""
         if len(self._names) == 1:
             name = self._names[0]
-            rests = choice(self._rest.get((name, name), ()))
-            self._define(name, chain((choice(self._own[name]), EMPTY if rests == NOTHING else Repeat(rests))))
+            own = choice(self._own[name])
+            rests = choice(self._without_last_call(rest, own) for rest in self._rest.get((name, name), ()))
+            self._define(name, chain((own, EMPTY if rests == NOTHING else Repeat(rests))))
         else:
             self._define_all()
         self._rules.update(self._free.pending())
         return self._rules
+
+    def _without_last_call(self, rest: Expression, own: Expression) -> Expression:
+        """Returns what can stand for `rest` in own (rest)*. If a rest ends with a call of the rule itself, that one's
+        own beginning is enough, because the repetition goes on as the call would: "a" ("+" x)* is "a" ("+" "a")*."""
+        full = self._full[self._names[0]]
+        match rest:
+            case RuleCall(name) if name == full:
+                return own
+            case Choice(items):
+                return choice(self._without_last_call(item, own) for item in items)
+            case Chain(items):
+                return chain((*items[:-1], self._without_last_call(items[-1], own)))
+        return rest
 
     def _define(self, name: str, full: Expression) -> None:
         self._rules[self._full[name]] = full

@@ -33,6 +33,7 @@ from tureen.grammar.expression import (
     Text,
 )
 from tureen.grammar.regex_classes import Flavour
+from tureen.grammar.regex_form import fault_in_ecma, is_of_python
 from tureen.grammar.regex_nodes import (
     ASSERTING,
     Alternatives,
@@ -100,7 +101,9 @@ def check_form(pattern: str, *, flavour: Flavour) -> None:
     except SchemaError:
         raise
     except GrammarError:
-        return
+        fault = fault_in_ecma(pattern)
+        if fault is not None and not is_of_python(pattern):
+            raise SchemaError(f"pattern {echo(pattern)}: {fault[0]} (position {fault[1]})") from None
 
 
 @lru_cache(1024)

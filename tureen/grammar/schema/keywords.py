@@ -37,7 +37,8 @@ def check(schema: dict[str, Any], document: Document) -> None:
                 where = document.where(schema)
                 raise SchemaError(f'{echo(keyword)} at {where} is not a JSON Schema keyword: did you mean "{near}"?')
         elif not rule[0](value):
-            got = excerpt(json.dumps(value, default=str))
+            is_long = isinstance(value, list) and len(value) > MAX_BRANCHES
+            got = f"{len(value)} of them" if is_long else excerpt(json.dumps(value, default=str))
             raise SchemaError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
     for pattern in patterns(schema):
         try:

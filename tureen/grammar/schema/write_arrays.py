@@ -9,6 +9,7 @@ from tureen.grammar.expression import EMPTY, NOTHING, Expression, GrammarError, 
 from tureen.grammar.rules import chain, choice, repeat
 from tureen.grammar.schema import arrays
 from tureen.grammar.schema.arrays import item_at
+from tureen.grammar.schema.finite import num_values_of_any
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.protocols import RuleWriter
 from tureen.grammar.schema.shapes import FALSE, NULL, TRUE, ArrayShape, ItemCount, ValueSet
@@ -141,17 +142,20 @@ def _is_surely_unique(writer: RuleWriter, shape: ArrayShape) -> bool:
 
 def _that_can_differ(writer: RuleWriter, shape: ArrayShape) -> ArrayShape | None:
     """Returns arrays of different items with no more of them than there are values; None where these are too few."""
+    nodes = (*shape.prefix, *([shape.rest] if shape.most is None or shape.most > len(shape.prefix) else []))
+    for want in shape.counts:
+        meets = tuple(writer.algebra.all_of((node, want.node)) for node in nodes) if want.least > 1 else ()
+        count = num_values_of_any(writer, meets) if meets else None
+        if count is not None and want.least > count:
+            return None
     try:
-        counted = [(want, _few_values(writer, want.node)) for want in shape.counts if want.least > 1]
+        num = len(set().union(*(_few_values(writer, node) for node in nodes)))
     except GrammarError:
-        counted = []
-    if any(want.least > len(values) for want, values in counted):
-        return None
-    try:
-        values = [_few_values(writer, node) for node in (*shape.prefix, shape.rest)]
-    except GrammarError:
-        return shape
-    most = arrays.lesser(shape.most, len(set().union(*values)))
+        counted = num_values_of_any(writer, nodes)
+        if counted is None:
+            return shape
+        num = counted
+    most = arrays.lesser(shape.most, num)
     return None if most is not None and most < shape.least else replace(shape, most=most)
 
 

@@ -12,6 +12,7 @@ constexpr int64_t MAX_CONFIGURATIONS = 1000000;  // and what is as large: some 4
 constexpr int64_t MAX_WORK = 20000000;           // of one call: configurations that are looked at; some 50 ms
 constexpr size_t MAX_REACHED = 200000;
 constexpr int MAX_OPENED = 4000;
+constexpr size_t FEW_REACHED = 256;  // the first size of the table of reached configurations
 
 }  // namespace
 
@@ -33,7 +34,7 @@ Follower::Follower(Program program, std::shared_ptr<const Trie> trie)
     }
     roomy_ += trie_->longest;
     for (int32_t items : program_.fewest) fewest_ = items < NEVER ? std::max(fewest_, items) : fewest_;
-    last_.resize(program_.code.size());
+    heads_.resize(FEW_REACHED);
     last_opened_.resize(program_.rules.size());
     read_characters();
     reset();
@@ -56,6 +57,7 @@ void Follower::reset() {
     state_ids_.clear();
     frame_ids_.clear();
     frames_.clear();
+    known_.clear();
     after_plain_.clear();
     uncounted_.clear();
     plain_loops_.clear();
@@ -162,6 +164,8 @@ int32_t Follower::closed(Configurations waiting) {
     for (Configuration& c : takers) {
         if (c.frame < 0) c.frame = frame_of(~c.frame, 0);
     }
+    std::sort(takers.begin(), takers.end());
+    drop_covered(takers);
     if (takers.empty() && !accepts) return DEAD;
     return state_of(std::move(takers), accepts);
 }
@@ -169,18 +173,33 @@ int32_t Follower::closed(Configurations waiting) {
 // Adds a configuration, unless another one covers it. Returns whether it was added. An equal one covers it. If
 // `is_counted`, so does one with a lower count that has already reached the rule's minimum.
 bool Follower::reach(const Configuration& c, bool is_counted) {
-    Last& last = last_[size_t(c.pc)];
-    if (last.round != round_) last = {round_, -1};
+    if (reached_.size() >= heads_.size()) spread_reached();
+    Last& head = head_of(c);
+    if (head.round != round_) head = {round_, -1};
     const Rule& rule = program_.rules[size_t(rule_of(c.frame))];
-    for (int32_t at = last.number; at >= 0; at = reached_[size_t(at)].before) {
+    for (int32_t at = head.number; at >= 0; at = reached_[size_t(at)].before) {
         const Configuration& o = reached_[size_t(at)].what;
         spend(1);
-        if (o.frame != c.frame) continue;
+        if (o.frame != c.frame || o.pc != c.pc) continue;
         if (o.count == c.count || (is_counted && o.count < c.count && o.count >= rule.least)) return false;
     }
-    reached_.push_back({c, last.number});
-    last.number = int32_t(reached_.size()) - 1;
+    reached_.push_back({c, head.number});
+    head.number = int32_t(reached_.size()) - 1;
     return true;
+}
+
+Follower::Last& Follower::head_of(const Configuration& c) {
+    const uint64_t hash = (uint64_t(uint32_t(c.pc)) << 32 | uint32_t(c.frame)) * 0x9e3779b97f4a7c15u;
+    return heads_[size_t(hash >> 32) & (heads_.size() - 1)];
+}
+
+void Follower::spread_reached() {
+    heads_.assign(4 * heads_.size(), {});
+    for (size_t at = 0; at < reached_.size(); at++) {
+        Last& head = head_of(reached_[at].what);
+        reached_[at].before = head.round == round_ ? head.number : -1;
+        head = {round_, int32_t(at)};
+    }
 }
 
 void Follower::close_one(Configuration c, Configurations& waiting, bool& accepts) {
@@ -222,10 +241,7 @@ void Follower::call(const Configuration& c, const Instruction& i, Configurations
     }
     const size_t at = size_t(last.number);
     Edge edge{i.y, c.count, c.frame};
-    std::vector<Edge>& edges = opened_[at].edges;
-    spend(int64_t(edges.size()));
-    if (std::find(edges.begin(), edges.end(), edge) != edges.end()) return;
-    edges.push_back(edge);
+    opened_[at].edges.push_back(edge);
     if (opened_[at].is_over) waiting.push_back({edge.pc, edge.count, edge.frame});
 }
 
@@ -243,13 +259,23 @@ void Follower::spend(int64_t work) {
 }
 
 int32_t Follower::frame_of(int32_t number, int depth) {
-    if (depth > MAX_OPENED) throw TooLarge("rules call each other too deep");
+    if (depth > MAX_OPENED) {
+        throw TooLarge("more than " + std::to_string(MAX_OPENED) +
+                       " rules call each other before a character is matched");
+    }
     if (opened_[size_t(number)].frame >= 0) return opened_[size_t(number)].frame;
     if (opened_[size_t(number)].frame == DEAD) throw TooLarge("a rule calls itself first");
     opened_[size_t(number)].frame = DEAD;  // under way
-    std::vector<Edge> edges = opened_[size_t(number)].edges;
-    for (Edge& edge : edges) {
+    std::vector<Edge> edges;
+    for (Edge edge : std::vector<Edge>(opened_[size_t(number)].edges)) {
         if (edge.frame < 0) edge.frame = frame_of(~edge.frame, depth + 1);
+        if (edge.frame == 0 || program_.code[size_t(edge.pc)].op != RET) {
+            edges.push_back(edge);
+            continue;
+        }
+        const std::vector<Edge>& outer = frames_[size_t(edge.frame)].edges;  // nothing is left to do in that rule
+        spend(int64_t(outer.size()));
+        edges.insert(edges.end(), outer.begin(), outer.end());
     }
     return opened_[size_t(number)].frame = frame_with(opened_[size_t(number)].rule, std::move(edges));
 }
@@ -257,6 +283,7 @@ int32_t Follower::frame_of(int32_t number, int depth) {
 int32_t Follower::frame_with(int32_t rule, std::vector<Edge> edges) {
     std::sort(edges.begin(), edges.end());
     edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+    drop_covered(edges);
     std::vector<int32_t> key{rule};
     int32_t cost = NEVER;
     for (const Edge& edge : edges) {
@@ -439,6 +466,7 @@ Nearness Place::restrict(uint32_t* mask, int32_t left, Zones zones) {
     int32_t here = state();
     if (follower.cost(here) >= NEVER) return AWAY;
     const int32_t cost = follower.cost(here), spare = left - cost;
+    if (follower.next(here).is_nearest) return AWAY;
     if (spare > std::max({Follower::FAR, zones.words, zones.sentences})) {
         for (auto [token, target] : follower.next(here).far) {
             if (target > left - 1) mask[size_t(token) / 32] &= ~(uint32_t(1) << (token % 32));

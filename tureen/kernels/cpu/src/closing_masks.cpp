@@ -197,6 +197,35 @@ const Follower::Next& Follower::next(int32_t state) {
     const int32_t same = uncounted(state);
     if (auto known = next_.find(same); known != next_.end()) return known->second;
     Next next{std::vector<uint32_t>(trie_->num_words(), 0), {}, cost(same) + FAR};
+    try {
+        fill(same, next);
+    } catch (const TooLarge&) {
+        if (is_full_) throw;
+        work_ = 0;
+        next = nearest(same);
+    }
+    num_configurations_ += int64_t(next.mask.size()) / 8 + int64_t(next.far.size()) / 4;
+    return next_.emplace(same, std::move(next)).first->second;
+}
+
+// Returns the tokens of one byte that lead nearest to the end: all that is allowed where looking at more tokens takes
+// too long. The output ends early instead of failing.
+Follower::Next Follower::nearest(int32_t state) {
+    Next next{std::vector<uint32_t>(trie_->num_words(), 0), {}, NEVER, true};
+    int32_t least = NEVER;
+    for (size_t token = 0; token < trie_->texts.size(); token++) {
+        const std::string& text = trie_->texts[token];
+        const int32_t target = text.size() == 1 ? after_byte(state, uint8_t(text[0])) : DEAD;
+        if (target < 0 || cost(target) > least) continue;
+        if (cost(target) < least) next.mask.assign(next.mask.size(), 0);
+        least = cost(target);
+        next.mask[token / 32] |= uint32_t(1) << (token % 32);
+    }
+    if (least == NEVER && !accepts(state)) throw TooLarge("it takes too long to follow");
+    return next;
+}
+
+void Follower::fill(int32_t same, Next& next) {
     const int32_t count = num_plain(same);
     if (count >= 0 && is_near(same, count, next.bound)) {
         trie_->add_plain(count, next.mask);
@@ -204,8 +233,6 @@ const Follower::Next& Follower::next(int32_t state) {
     } else {
         add_by_first(same, next);
     }
-    num_configurations_ += int64_t(next.mask.size()) / 8 + int64_t(next.far.size()) / 4;
-    return next_.emplace(same, std::move(next)).first->second;
 }
 
 void Follower::add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next) {

@@ -62,6 +62,7 @@ public:
         std::vector<uint32_t> mask;
         std::vector<std::pair<int32_t, int32_t>> far;
         int32_t bound;
+        bool is_nearest = false;  // the mask has only tokens that lead nearest to the end
     };
     const Next& next(int32_t state);
     // The only byte that can follow, or -1.
@@ -86,7 +87,11 @@ public:
 private:
     struct Reached {
         Configuration what;
-        int32_t before;  // the previous one at the same instruction, or -1
+        int32_t before;  // the previous one with the same hash, or -1
+    };
+    struct Last {  // the last entry in `reached_` or `opened_`, valid in its round
+        int64_t round = 0;
+        int32_t number = -1;
     };
     using Steps = std::vector<std::vector<uint8_t>>;  // for each byte of a character, a member of each class
     struct Edge {
@@ -107,6 +112,10 @@ private:
         std::vector<Edge> edges;
         int32_t frame;  // once it is known
     };
+    struct Known {
+        int32_t larger = -1, smaller = -1;
+        bool is_covered = false;
+    };
     struct Hash {
         size_t operator()(const std::vector<int32_t>& key) const;
     };
@@ -119,6 +128,19 @@ private:
     int32_t move(int32_t state, int32_t cls);
     int32_t closed(Configurations waiting);
     bool reach(const Configuration& c, bool is_counted);
+    Last& head_of(const Configuration& c);
+    void spread_reached();
+    bool covers(int32_t larger, int32_t smaller, int depth);
+    template <class Item>
+    bool covers(const Item& larger, const Item& smaller, int depth);
+    template <class Body>
+    bool any_from(int32_t pc, int depth, const Body& body);
+    bool leads_to(int32_t from, int32_t to);
+    bool may_end(int32_t pc, int32_t count, const Rule& rule);
+    Known& known_of(int32_t larger, int32_t smaller);
+    void spread_known();
+    template <class Item>
+    void drop_covered(std::vector<Item>& items);
     void close_one(Configuration c, Configurations& waiting, bool& accepts);
     void call(const Configuration& c, const Instruction& i, Configurations& waiting);
     void end_rule(int32_t frame, Configurations& waiting, bool& accepts);
@@ -134,6 +156,8 @@ private:
     Configurations one_more(int32_t state) const;
     int32_t num_plain(int32_t state);
     bool is_near(int32_t state, int32_t num_plain, int32_t bound);
+    void fill(int32_t same, Next& next);
+    Next nearest(int32_t state);
     void add_tokens(const Nodes& nodes, int32_t from, int32_t to, int32_t state, Next& next);
     void add_by_first(int32_t state, Next& next);
     // With `is_uncounted`, with normalised counts: more places of the trie have the same state.
@@ -177,12 +201,9 @@ private:
 
     std::vector<Opened> opened_;
     std::vector<Reached> reached_;
-    // By instruction, and by rule: the last entry in `reached_` or `opened_`, valid in its round.
-    struct Last {
-        int64_t round = 0;
-        int32_t number = -1;
-    };
-    std::vector<Last> last_, last_opened_;
+    std::vector<Last> heads_, last_opened_;  // by the hash of instruction and frame, and by rule
+    int32_t compared_ = 0;                   // steps of one comparison
+    std::vector<Known> known_;               // some answers of `covers`, by the hash of its frames
     int64_t round_ = 0;
 };
 

@@ -118,6 +118,8 @@ def document(routes: Iterable[BaseRoute], field_types: FieldTypes) -> Schema:
         operations |= {method.lower(): _operation(entry, docs, method) for method in methods}
     bodies = {body for _, docs in entries for body in docs.bodies}
     errors = {docs.error.name: docs.error.schema for _, docs in entries if docs.error is not None}
+    schemas: dict[str, Any] = _schemas(bodies, field_types) | {"Error": ERROR} | errors
+    named = _named_from(NAMED.findall(json.dumps(paths)), schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "tureen", "version": "1", "description": ABOUT},
@@ -125,7 +127,7 @@ def document(routes: Iterable[BaseRoute], field_types: FieldTypes) -> Schema:
         "tags": [{"name": api} for api in dict.fromkeys(docs.api for _, docs in entries)],
         "paths": paths,
         "components": {
-            "schemas": _schemas(bodies, field_types) | {"Error": ERROR} | errors,
+            "schemas": {name: schema for name, schema in schemas.items() if name in named},
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key: --api-key."},
                 "admin_key": {"type": "http", "scheme": "bearer", "description": "The admin key: --admin-api-key."},
@@ -223,17 +225,25 @@ def _set_other_fields(schemas: dict[str, Schema]) -> None:
     """Sets which unknown fields each object may have: any if they are reported, else only null, which means "not
     sent"."""
     parts = [part for route in compat_routes() for part in route.parts]
-    left = [_name(part.struct) for part in parts if part.table.tells_unknown]
     closed = {_name(part.struct) for part in parts if not part.table.tells_unknown}
-    told: set[str] = set()
-    while left:
-        name = left.pop()
-        if name not in told and name not in closed and name in schemas:
-            told.add(name)
-            left += NAMED.findall(json.dumps(schemas[name]))
+    told = _named_from(
+        (_name(part.struct) for part in parts if part.table.tells_unknown),
+        {name: schema for name, schema in schemas.items() if name not in closed},
+    )
     for name, schema in schemas.items():
         if schema.get("additionalProperties") is False:
             schema["additionalProperties"] = True if name in told else {"type": "null"}
+
+
+def _named_from(start: Iterable[str], schemas: Mapping[str, Schema]) -> set[str]:
+    """Returns the names of the schemas that those in `start` name, directly or not, and theirs."""
+    left, found = [*start], set[str]()
+    while left:
+        name = left.pop()
+        if name not in found and name in schemas:
+            found.add(name)
+            left += NAMED.findall(json.dumps(schemas[name]))
+    return found
 
 
 def _or_null(schema: Schema) -> Schema:

@@ -1,4 +1,5 @@
-"""Whether any common reader of patterns takes one: ECMA-262 with its Annex B, or Python's `re`."""
+"""Whether a common reader of patterns takes one: ECMA-262 with its Annex B, or Python's `re`. Groups of PCRE are not
+called malformed: real schemas have flags in mid-pattern and calls of groups."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ TOKEN = re.compile(
     r"""\\k(?P<called><[^>]{0,1000}>)? | (?P<edge>\\[bB]|[\^$]) | \\.
     | \[\^?(?P<class>(?:\\.|[^\]\\])*)\]
     | (?P<open>\((?:\?(?:[:=!]|<[=!]|<(?P<name>[^>]{0,1000})>)|(?!\?)))
+    | \(\?(?:[imsxaLuUJn]*(?:-[imsx]*)?\)|\#[^)]*\))
+    | (?P<dialect>\(\?(?:[imsxaLuUJn]*(?:-[imsx]*)?:|[R0-9+&>|']|-[0-9]|P[<>]))
     | (?P<foreign>\(\?.?.?)
     | (?P<close>\)) | (?P<bar>\|)
     | (?P<repeat>(?:[*+?]|\{(?P<low>[0-9]+)(?:,(?P<high>[0-9]*))?\})\??)
@@ -45,9 +48,11 @@ def fault_in_ecma(pattern: str) -> tuple[str, int] | None:
             return fault, at
         if match[0].startswith("\\k"):
             called.append(((match["called"] or "")[1:-1], at))
-        if match["open"]:
+        if match["dialect"]:
+            repeatable.append(True)
+        elif match["open"]:
             repeatable.append(not match["open"].startswith(("(?<=", "(?<!")))
-        can_repeat = not any(match[kind] for kind in ("edge", "open", "bar", "repeat"))
+        can_repeat = not any(match[kind] for kind in ("edge", "open", "dialect", "bar", "repeat"))
         if match["close"] and repeatable:
             can_repeat = repeatable.pop()
     missing = [(name, at) for name, at in called if names and name not in names]

@@ -9,9 +9,10 @@ namespace tureen {
 
 namespace {
 
-constexpr int MAX_DEPTH = 6;        // frames in each other that are compared; an earlier answer ends it sooner
-constexpr int MAX_STEPS = 300;      // of one comparison
-constexpr size_t MAX_COMPARED = 8;  // places with which each one is compared
+constexpr int MAX_DEPTH = 6;         // frames in each other that are compared; an earlier answer ends it sooner
+constexpr int MAX_STEPS = 300;       // of one comparison
+constexpr int32_t MAX_BRANCHES = 8;  // of a choice that is looked into
+constexpr size_t MAX_COMPARED = 8;   // places with which each one is compared
 constexpr size_t FEW_KNOWN = 1 << 10;
 
 }  // namespace
@@ -69,7 +70,7 @@ template <class Body>
 bool Follower::any_from(int32_t pc, int depth, const Body& body) {
     if (body(pc)) return true;
     const Instruction& i = program_.code[size_t(pc)];
-    if (i.op != SPLIT || depth >= MAX_DEPTH) return false;
+    if (i.op != SPLIT || i.y > MAX_BRANCHES || depth >= MAX_DEPTH) return false;
     for (int32_t at = i.x; at < i.x + i.y && compared_ <= MAX_STEPS; at++) {
         compared_++;
         if (any_from(program_.targets[size_t(at)], depth + 1, body)) return true;
@@ -117,7 +118,12 @@ void Follower::drop_covered(std::vector<Item>& items) {
     items = std::move(kept);
 }
 
-template void Follower::drop_covered(std::vector<Configuration>&);
+// Of instructions that take a byte, only the same one can cover another.
+void Follower::drop_covered_takers(Configurations& takers) {
+    const auto is_same = [](const Configuration& a, const Configuration& b) { return a.pc == b.pc; };
+    if (std::adjacent_find(takers.begin(), takers.end(), is_same) != takers.end()) drop_covered(takers);
+}
+
 template void Follower::drop_covered(std::vector<Edge>&);
 
 }  // namespace tureen

@@ -165,7 +165,7 @@ int32_t Follower::closed(Configurations waiting) {
         if (c.frame < 0) c.frame = frame_of(~c.frame, 0);
     }
     std::sort(takers.begin(), takers.end());
-    drop_covered(takers);
+    drop_covered_takers(takers);
     if (takers.empty() && !accepts) return DEAD;
     return state_of(std::move(takers), accepts);
 }

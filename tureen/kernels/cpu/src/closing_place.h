@@ -139,6 +139,7 @@ private:
     bool may_end(int32_t pc, int32_t count, const Rule& rule);
     Known& known_of(int32_t larger, int32_t smaller);
     void spread_known();
+    void drop_covered_takers(Configurations& takers);
     template <class Item>
     void drop_covered(std::vector<Item>& items);
     void close_one(Configuration c, Configurations& waiting, bool& accepts);

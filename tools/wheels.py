@@ -31,7 +31,7 @@ def main(versions: list[str]) -> int:
         if version in pythons:
             print(f"Python {version}: {pythons[version]}", flush=True)
             wheel = build(pythons[version])
-            print(f"  {wheel.relative_to(ROOT)}  {wheel.stat().st_size / 2**20:.1f} MB", flush=True)
+            print(f"  {wheel.relative_to(ROOT)}  {wheel.stat().st_size / 2**20:.1f} MiB", flush=True)
             command = [
                 sys.executable,
                 str(ROOT / "tests/first_run/first_run.py"),

@@ -26,7 +26,7 @@ TOOLS = ("sh", "uname", "ls", "cat", "rm", "mkdir", "env", "test", "grep", "sed"
 COMPILING = ("make", "git", "g++", "c++", "gcc", "cc", "as", "ld", "ar", "ranlib", "nm", "objdump")
 KEPT = ("PIP_", "SSL_", "REQUESTS_CA", "HTTP", "http", "NO_PROXY", "no_proxy", "LANG")
 """Beginnings of variables that say where the package index is."""
-MOST_MB = 198
+MOST_MIB = 198
 HEAVY = ("torch", "PIL", "cryptography", "transformers", "rich")
 BODY = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
 
@@ -48,11 +48,11 @@ def main() -> int:
         size = megabytes(bin_folder.parent)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
-        f"installed after {installed_s:.1f} s, first token after {installed_s + token_s:.1f} s, {size:.0f} MB; "
+        f"installed after {installed_s:.1f} s, first token after {installed_s + token_s:.1f} s, {size:.0f} MiB; "
         f"{used.ru_utime + used.ru_stime:.1f} s of processor time"
     )
-    if size > MOST_MB and not options.compile:
-        faults.append(f"{size:.0f} MB are more than {MOST_MB}")
+    if size > MOST_MIB and not options.compile:
+        faults.append(f"{size:.0f} MiB are more than {MOST_MIB}")
     print(*(f"FAULT: {fault}" for fault in faults), sep="\n", end="\n" if faults else "")
     return 1 if faults else 0
 

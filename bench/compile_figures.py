@@ -33,8 +33,8 @@ import xgrammar
 
 from tureen import config, config_sources
 from tureen.build import vocabulary_of
-from tureen.constraining.compiler import Compiler
 from tureen.grammar import GrammarError, GrammarSpec, LanguageCompiler, Vocabulary, compile_grammar, practise
+from tureen.grammar_service.compiler import Compiler
 from tureen.kernels.cpu import native
 from tureen.weights.source import load_tokenizer, resolve_model
 

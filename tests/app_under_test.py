@@ -19,12 +19,12 @@ import virtual_clock
 from byte_tokenizer import make_byte_tokenizer
 from fake_engine import make_engine, make_slow_engine
 from inline_checker import InlineChecker
-from patience import PATIENCE_S, until, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+from timeouts import PATIENCE_S, until, wait_until
 from virtual_clock import Clock, VirtualLoop, replaced
 
+from tureen.app.application import build_app
 from tureen.config import Config
-from tureen.front.app import build_app
 from tureen.http.listener import bind
 from tureen.http.server import Server
 from tureen.media.loader import MediaLoader

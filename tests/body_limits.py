@@ -13,10 +13,10 @@ from app_under_test import App
 from declared_limits import Place, places_of, sample
 from msgspec import inspect
 
+from tureen.app.compat import compat_routes
+from tureen.app.generate import prompt_fields
 from tureen.config import MAX_N, MAX_PROMPTS, MAX_STOPS
 from tureen.dialects.openai.tokenize_routes import TokenizeBody
-from tureen.front.compat import compat_routes
-from tureen.front.generate import prompt_fields
 from tureen.http.dialect import Entry
 
 LARGEST = 4 << 20

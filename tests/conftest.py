@@ -23,7 +23,7 @@ import process_state
 import pytest
 import retries
 import samples
-from patience import be_patient_over_http
+from timeouts import be_patient_over_http
 
 from tureen import config, config_sources, registry
 from tureen.devices.threads import wait_politely

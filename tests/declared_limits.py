@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from tureen.front.openapi import all_field_types
+from tureen.app.openapi import all_field_types
 
 Put = Callable[[Any], Any]
 """A body that is right but for the value it is given, which stands at some place."""

@@ -20,7 +20,7 @@ EXCEPTIONS: dict[str, str] = {
     "fetching/test_on_disk.py": HUB,
     "fetching/test_package_index.py": HUB,
     "serving/test_lent_pixels.py::test_many_samples_in_a_process_cost_the_bytes_of_one": "pixels cross to a process",
-    "serving/test_placing.py::test_pages_have_the_same_names_in_every_process": "names are compared between processes",
+    "serving/test_prefix_index.py::test_pages_have_the_same_names_in_every_process": "compares processes",
     "test_no_traceback.py::test_a_bad_model_is_one_line_of_each_command": "the port is bound before the model is read",
     "test_process_state.py": "pytest runs pytest",
     "test_start_refusals.py": "the port is bound before the model is read",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tureen.constraining import check
-from tureen.constraining.check import CheckVerdict
 from tureen.grammar import GrammarSpec
+from tureen.grammar_service import check
+from tureen.grammar_service.check import CheckVerdict
 
 
 class InlineChecker:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 from tureen.sandbox.fork_server import Program
 from tureen.sandbox.framing import MAX_MESSAGE_BYTES

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 EXTRAS = {
     "choices": ("matched_stop", "sampling_seed", "closed_early", "unenforced", "valid", "token_ids", "explanations"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
-from tureen.tiers import disk, disk_thread
+from tureen.kv_offload import disk, disk_thread
 
 
 def wait_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:

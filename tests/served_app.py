@@ -16,7 +16,7 @@ from unittest import mock
 
 import httpx
 from app_under_test import App
-from patience import until
+from timeouts import until
 
 PORTS = itertools.count(1)
 """Of this process's ServedApps: ports that no real server has."""

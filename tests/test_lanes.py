@@ -223,7 +223,7 @@ def test_a_sample_is_spread_over_all_cases(monkeypatch):
 
 def test_a_sampled_file_of_the_gate_guards_what_it_and_its_helpers_import(ledgers):
     found = ledgers.read_ledgers()
-    assert {"front", "requests", "config"} <= set(found[lanes.TESTS / "api" / "test_guarded_answers.py"])
+    assert {"app", "requests", "config"} <= set(found[lanes.TESTS / "api" / "test_guarded_answers.py"])
     assert found[lanes.TESTS / "grammar" / "test_ebnf.py"] == ("grammar",)
 
 
@@ -231,7 +231,7 @@ def test_a_sampled_file_of_the_gate_guards_what_it_and_its_helpers_import(ledger
     ("changed", "test"),
     [
         ("tests/inline_compiler.py", "engine/test_closing_outputs.py"),  # imported by constrained_outputs
-        ("tests/fleet/conftest.py", "fleet/test_fleet.py"),
+        ("tests/multi_model/conftest.py", "multi_model/test_fleet.py"),
         ("tureen/dialects/ollama/generate.py", "api/test_guarded_answers.py"),  # no import leads there
     ],
 )

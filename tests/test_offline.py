@@ -7,11 +7,11 @@ import threading
 
 import httpx
 import pytest
-from patience import wait_until
+from timeouts import wait_until
 
 import tureen
+from tureen.app.application import build_app
 from tureen.errors import InvalidRequest, NotFound, StartupError, Unavailable
-from tureen.front.app import build_app
 
 pytestmark = pytest.mark.model
 

@@ -22,15 +22,15 @@ from tokenizers.models import WordLevel
 import tureen
 from tureen import build
 from tureen.bench.starts import evict
+from tureen.clients.keys import load_keys
 from tureen.config import Config
 from tureen.config_sources import load
+from tureen.data_parallel.start import front_context
 from tureen.errors import TureenError
 from tureen.files import NotRegular, TooLarge, open_regular, read_regular, read_text, replacing
 from tureen.http.tls import load_context
 from tureen.lora.adapter import read_adapter
 from tureen.media.files import read_below
-from tureen.replicas.start import front_context
-from tureen.requests.keys import load_keys
 from tureen.runner.loading import describe
 from tureen.text.chat_template import check_chat_template
 from tureen.weights.sentence_files import read_sentence_config
@@ -315,15 +315,15 @@ OWN = {
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",
     "tureen/grammar/schema/meta_schemas.py": "the package's own meta-schemas",
-    "tureen/requests/known_options.py": "the package's own table",
-    "tureen/front/page.py": "the package's own pages",
-    "tureen/requests/verdicts.py": "the package's own tables",
+    "tureen/fields/known_options.py": "the package's own table",
+    "tureen/app/page.py": "the package's own pages",
+    "tureen/fields/rules.py": "the package's own tables",
     "tureen/cli/peer_tables.py": "the package's own tables",
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
     "tureen/batches/contents.py": "files that it makes, in a folder of its own",
     "tureen/devices/cpu.py": "/proc and /sys",
     "tureen/devices/cgroups.py": "/proc and /sys",
-    "tureen/constraining/kept_grammars.py": "the package's own sources, and files that it makes",
+    "tureen/grammar_service/kept_grammars.py": "the package's own sources, and files that it makes",
     "tureen/sandbox/fork_server.py": "no file",
     "tureen/temporary_folder.py": "folders alone, no links",
     "tureen/sandbox/limits.py": "/proc, /dev/null, and what it must not be able to open",
@@ -352,16 +352,16 @@ OWN = {
     "tureen/engine/rows.py": "no file",
     "tureen/engine/scheduler.py": "no file",
     "tureen/engine/restoring.py": "no file",
-    "tureen/fronts/joining.py": "no file",
-    "tureen/replicas/remote.py": "no file",
+    "tureen/api_workers/joining.py": "no file",
+    "tureen/data_parallel/remote.py": "no file",
     "tureen/server.py": "no file",
     "tureen/serving/child.py": "no file",
-    "tureen/serving/gathering.py": "/proc",
-    "tureen/front/playground.py": "the package's own pages",
-    "tureen/tiers/identity.py": "the package's own sources",
-    "tureen/tiers/page_files.py": "files that it makes, in a folder of its own",
-    "tureen/control/session_routes.py": "no file",
-    "tureen/control/weight_updates.py": "files that it makes, in a folder of its own",
+    "tureen/serving/coalescing.py": "/proc",
+    "tureen/app/playground.py": "the package's own pages",
+    "tureen/kv_offload/identity.py": "the package's own sources",
+    "tureen/kv_offload/page_files.py": "files that it makes, in a folder of its own",
+    "tureen/admin/session_routes.py": "no file",
+    "tureen/admin/weight_updates.py": "files that it makes, in a folder of its own",
     "tureen/runner/received.py": "files that it makes, in a folder of its own",
     "tureen/runner/weight_group_child.py": "the same files",
 }

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import uvicorn
 from app_under_test import App
-from patience import until
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from timeouts import until
 from uvicorn.server import ServerState as Uvicorn
 from virtual_clock import Clock, VirtualLoop
 

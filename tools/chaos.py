@@ -33,7 +33,7 @@ START_S, RECOVER_S, LIMIT_S = 180.0, 30.0, 240.0
 NUM_STREAMS = 8
 FROZEN_S, STARVED_TURN_S = 2.0, 0.1
 ENGINE, PROCESSORS = "tureen.serving.child", "tureen.sampling.processor_worker"
-WORKER = "tureen.fronts.worker"
+WORKER = "tureen.api_workers.worker"
 FIRST = "tureen.sandbox.child_main"
 """The module that runs first in every child; the next word names the program."""
 PROCESSOR_FAILED = "error: custom_logit_processor_failed"

@@ -35,9 +35,9 @@ PARTS = {
             "tests/sampling/test_grammar_mask.py",
         ],
     ),
-    "quotas": (["requests/quotas.py"], ["tests/api/test_quotas.py"]),
+    "quotas": (["clients/quotas.py"], ["tests/api/test_quotas.py"]),
     "recordings": (
-        ["requests/recording.py", "requests/part_log.py", "http/replay.py"],
+        ["recordings/recording.py", "recordings/delta_log.py", "http/replay.py"],
         ["tests/api/test_replay.py", "tests/api/test_recording.py", "tests/api/test_track.py"],
     ),
     "HTTP front": (

@@ -45,7 +45,7 @@ IF_CHANGED = "--if-changed"
 TWO_PROCESSES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 HARNESS = frozenset({"samples", "lanes"})
 """Helpers that select tests. No test depends on their imports."""
-PLUG_INS = {"front": {"dialects"}}
+PLUG_INS = {"app": {"dialects"}}
 """Packages that a package finds by name, without an import."""
 
 

@@ -19,7 +19,7 @@ LINK = re.compile(
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds README.md as the first page, and the icon of the server's pages."""
-    icon = ROOT / "tureen" / "front" / "playground" / "icon.svg"
+    icon = ROOT / "tureen" / "app" / "playground" / "icon.svg"
     files.append(File.generated(config, "images/icon.svg", abs_src_path=str(icon)))
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "index.md", content=relinked(text, "")))

@@ -1,9 +1,9 @@
 """Composition root: makes tokenizer, engine and client from a Config. Only this file knows which concrete classes are
 in use.
 
-Imports: attention, config, config_facts, constraining, contract, devices, engine, errors, extras, fetching, grammar,
-kernels, log, media, registry, runner, sandbox, serving, text, tiers, weights; msgspec.
-Imported by: bench, fleet, fronts, offline, replicas, server.
+Imports: attention, config, config_facts, contract, devices, engine, errors, extras, fetching, grammar, grammar_service,
+kernels, kv_offload, log, media, registry, runner, sandbox, serving, text, weights; msgspec.
+Imported by: api_workers, bench, data_parallel, multi_model, offline, server.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ import msgspec
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
 from tureen.config_facts import adapter_of, has_ranks
-from tureen.constraining.availability import why_unconstrained
-from tureen.constraining.compiler import Compiler
-from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.contract.types import EngineInfo
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
@@ -36,6 +33,9 @@ from tureen.errors import StartupError, TureenError
 from tureen.extras import is_installed, require
 from tureen.fetching.pull import pull
 from tureen.grammar import Vocabulary
+from tureen.grammar_service.availability import why_unconstrained
+from tureen.grammar_service.compiler import Compiler
+from tureen.grammar_service.kept_grammars import KeptGrammars
 from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
 from tureen.media.families import sees
@@ -327,7 +327,7 @@ def _text_engine(
         engine.preparing.grammars.share(budget)
         engine.preparing.client_code.share(budget)
         if config.kv_disk is not None:
-            from tureen.tiers.attach import attach  # noqa: PLC0415 - few servers keep pages
+            from tureen.kv_offload.attach import attach  # noqa: PLC0415 - few servers keep pages
 
             kept = attach(engine, runner, config, tokenizer.all_token_bytes())
         _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)

@@ -1,7 +1,7 @@
 """Tells what follows from several settings, or from settings and variables of other projects.
 
 Imports: config; msgspec.
-Imported by: build, control, fleet, front, fronts, offline, replicas, runner, server, serving.
+Imported by: admin, api_workers, app, build, data_parallel, multi_model, offline, runner, server, serving.
 """
 
 from __future__ import annotations

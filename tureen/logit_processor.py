@@ -1,7 +1,7 @@
 """Custom logit processors: the class that clients and operators derive theirs from, and those that are built in.
 
 Imports: nothing; dill.
-Imported by: requests, sampling, serving.
+Imported by: fields, sampling, serving.
 """
 
 from __future__ import annotations

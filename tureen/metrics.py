@@ -1,7 +1,7 @@
 """Prometheus metrics, with SGLang's names so that its dashboards work. They count, in the front, what clients get.
 
 Imports: nothing; prometheus_client.
-Imported by: control, fleet, front, fronts, offline, requests.
+Imported by: admin, api_workers, app, multi_model, offline, requests.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class OfflineEngine:
         model = await asyncio.to_thread(find_model, self._config, progress=progress)
         media = media_loader(self._config, model)
         is_one = is_alone(self._config)
-        start = connect if is_one else importlib.import_module("tureen.replicas.start").connect
+        start = connect if is_one else importlib.import_module("tureen.data_parallel.start").connect
         client: EngineClient = await start(self._config, model, progress=progress)
         warm_up_structs()
         try:

@@ -1,8 +1,7 @@
 """Runs `tureen serve`: binds, loads, answers, drains.
 
-Imports: build, config, config_facts, devices, errors, http, log, requests, run_files, serving,
-terminal; asyncio.
-Imported by: bench, fronts.
+Imports: build, clients, config, config_facts, devices, errors, http, log, run_files, serving, terminal; asyncio.
+Imported by: api_workers, bench.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.build import Model, connect, find_model, may_load_torch, media_loader
+from tureen.clients.keys import load_keys
 from tureen.config import Config
 from tureen.config_facts import asks_for_traces, is_alone
 from tureen.devices import cpu
@@ -34,7 +34,6 @@ from tureen.http.listener import LOOPBACK, bind, remove_socket
 from tureen.http.origins import check_hosts, check_origins
 from tureen.http.tls import load_context
 from tureen.log import get_logger, set_up_logging, warn_of_root
-from tureen.requests.keys import load_keys
 from tureen.run_files import RunNote
 from tureen.serving.client import EngineClient
 from tureen.serving.inproc import ENGINE_THREAD
@@ -171,7 +170,7 @@ async def _load(config: Config, display: PhaseDisplay, start: Callable[..., Any]
         if may_load_torch(config, model):
             await shell  # two threads that import the same packages may each find the other's half done
         if start is None:
-            start = connect if is_alone(config) else importlib.import_module("tureen.replicas.start").connect
+            start = connect if is_alone(config) else importlib.import_module("tureen.data_parallel.start").connect
         client: EngineClient = await start(config, model, progress=display)
     finally:
         app = await shell
@@ -183,7 +182,7 @@ async def _load_for_fronts(
     config: Config, display: PhaseDisplay, listener: socket.socket, at_end: contextlib.ExitStack
 ) -> FirstModel:
     """Loads the model, and starts the fronts beside this one. Raises StartupError."""
-    fronts = importlib.import_module("tureen.fronts.start")
+    fronts = importlib.import_module("tureen.api_workers.start")
     fronts.check(config)
     folder = Path()
 
@@ -200,7 +199,7 @@ async def _load_for_fronts(
     loaded = await _load(config, display, start)
     try:
         listeners = fronts.more_listeners(listener, config.api_workers - 1)
-        owner = importlib.import_module("tureen.fronts.owner").Fronts(config, folder, listeners, loaded.app)
+        owner = importlib.import_module("tureen.api_workers.owner").Fronts(config, folder, listeners, loaded.app)
         await owner.open()
         if is_alone(config):
             client: Any = loaded.client
@@ -213,7 +212,7 @@ async def _load_for_fronts(
 
 async def _load_several(config: Config, display: PhaseDisplay) -> FirstModel:
     """Loads the first of several models. Raises StartupError."""
-    start = importlib.import_module("tureen.fleet.start")
+    start = importlib.import_module("tureen.multi_model.start")
     launcher = await start.start(config, display)
     first = launcher.fleet.default
     return FirstModel(first.client, launcher.app, launcher.path_of(first), launcher.others)
@@ -232,7 +231,7 @@ def _url(config: Config, listener: socket.socket) -> str:
 def _import_shell() -> ModuleType:
     """Imports what runs the application, and the application."""
     importlib.import_module("tureen.http.server")
-    return importlib.import_module("tureen.front.app")
+    return importlib.import_module("tureen.app.application")
 
 
 def _credentials(config: Config) -> str:

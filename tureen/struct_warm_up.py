@@ -4,7 +4,7 @@ msgspec builds the information on a Struct when something first decodes or conve
 before it is complete: a second thread that uses it meanwhile crashes the process.
 
 Imports: nothing; msgspec.
-Imported by: http, offline, replicas, runner, serving.
+Imported by: data_parallel, http, offline, runner, serving.
 """
 
 from __future__ import annotations

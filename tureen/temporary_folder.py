@@ -1,7 +1,7 @@
 """Temporary folders that the next start removes if their owner was killed.
 
 Imports: nothing.
-Imported by: bench, cli, control, runner.
+Imported by: admin, bench, cli, runner.
 """
 
 from __future__ import annotations

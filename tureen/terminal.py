@@ -1,7 +1,7 @@
 """Shows the operator the progress of start-up and the ready banner.
 
 Imports: contract, log; tqdm.
-Imported by: replicas, server.
+Imported by: data_parallel, server.
 """
 
 from __future__ import annotations

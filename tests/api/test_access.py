@@ -14,17 +14,17 @@ import httpx
 import msgspec
 import pytest
 from app_under_test import LOCAL, App
-from patience import until
 from served_app import ServedApp
 from starlette.responses import Response
 from starlette.routing import Route
+from timeouts import until
 from wire import told
 
+from tureen.clients.keys import load_keys
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.http.call import SCOPE_KEY, ClientCall
 from tureen.http.origins import check_hosts
-from tureen.requests.keys import load_keys
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 OPEN = {

@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 from app_under_test import App
 from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_byte_tokenizer
-from patience import until
 from runner_driver import folder_source
+from timeouts import until
 from tiny_adapters import CONFIG, WEIGHTS, change_config, write_adapter
 from tiny_models import greedy, write
 

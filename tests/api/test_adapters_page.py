@@ -8,8 +8,8 @@ from pathlib import Path
 
 from app_under_test import App
 
+from tureen.admin.model_routes import LoadBody, UnloadBody
 from tureen.config_sources import load
-from tureen.control.model_routes import LoadBody, UnloadBody
 from tureen.lora.adapter import KNOWN, MAX_RANK
 
 ROOT = Path(__file__).resolve().parents[2]

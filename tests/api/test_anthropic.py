@@ -11,8 +11,8 @@ import pytest
 from anthropic.types import Message, MessageTokensCount
 from app_under_test import App
 from fake_engine import CONTEXT_LEN
-from patience import PATIENCE_S, until
 from served_app import ServedApp
+from timeouts import PATIENCE_S, until
 
 from tureen.dialects.anthropic.body import TABLE, AnthropicBody, parse
 from tureen.dialects.anthropic.conversation import conversation_of

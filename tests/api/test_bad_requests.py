@@ -14,7 +14,7 @@ from fake_engine import CONTEXT_LEN
 from tureen.contract.params import SamplingParams
 from tureen.dialects.sglang.body import GenerateBody
 from tureen.errors import InvalidRequest
-from tureen.requests.body import convert
+from tureen.fields.body import convert
 
 LEAK = re.compile(r'0x[0-9a-f]{6,}|/usr/|/home/|File "|Traceback|object at')
 HUGE = 10**400

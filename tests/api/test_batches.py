@@ -14,7 +14,7 @@ import openai
 import pytest
 from app_under_test import App
 from batch_app import ROUTE, BatchApp, line
-from patience import until
+from timeouts import until
 
 from tureen.batches import job, lines, results, runner, upload
 from tureen.batches.records import BatchRecord

@@ -13,7 +13,7 @@ from openai_judge import judge
 from tureen.contract.types import FinishReason
 from tureen.errors import RequestFailed
 from tureen.requests.generation import Output
-from tureen.requests.reading import Reading
+from tureen.requests.output_parser import Reading
 from tureen.requests.thinking_budget import BudgetedRun
 from tureen.text.messages import Content, Reasoning
 from tureen.text.reasoning import FORMATS

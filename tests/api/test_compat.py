@@ -13,7 +13,7 @@ from app_under_test import App
 from kinds_of_servers import Servers, other_servers
 from one_request import SHORTEST_WITHOUT_OUTPUT
 
-from tureen.front.compat import compat_routes, rows_of
+from tureen.app.compat import compat_routes, rows_of
 
 FIELDS: dict[str, list[str]] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "api_fields.json").read_text(encoding="utf-8")

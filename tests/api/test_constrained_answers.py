@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 from app_under_test import App
 from byte_tokenizer import EOS
-from patience import until
+from timeouts import until
 
-from tureen.constraining.check import CheckVerdict
 from tureen.dialects.sglang import generate as sglang
 from tureen.grammar import GrammarSpec
+from tureen.grammar_service.check import CheckVerdict
 from tureen.requests.generation import Run
 
 CITY = {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from app_under_test import App
 
-from tureen.constraining import check
+from tureen.grammar_service import check
 
 LIMIT = 60
 SCHEMA = {

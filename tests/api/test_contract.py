@@ -19,7 +19,7 @@ from tureen.contract.params import SamplingParams
 from tureen.dialects.mindie.generate import MindieBody
 from tureen.dialects.sglang.body import GenerateBody
 from tureen.dialects.tgi.generate import TgiBody, TgiParameters
-from tureen.requests.session_tree import SessionParams
+from tureen.sessions.tree import SessionParams
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = (TESTS.parent / "docs" / "parameters.md").read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from app_under_test import App
 from page_diffs import ROOT, apply_diff, diff_of
 
 import tureen.dialects
+from tureen.fields.rules import read_tables
 from tureen.http.dialect import dialects
-from tureen.requests.verdicts import read_tables
 
 DOCS_TOOL = ROOT / "tools" / "docs.py"
 

@@ -18,7 +18,7 @@ from real_app import RealApp, write_model
 
 from tureen.errors import StartupError, Unavailable
 from tureen.requests.session_keeping import SessionKeeper
-from tureen.requests.sessions import Sessions
+from tureen.sessions.sessions import Sessions
 
 GREEDY = {"temperature": 0, "max_new_tokens": 5}
 KEYS = {"anna": "a-key", "bert": "b-key"}

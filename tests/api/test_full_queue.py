@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from app_under_test import App
 from fake_engine import MAX_ROWS, make_engine
-from patience import until
+from timeouts import until
 
 from tureen.dialects.sglang import generate as sglang
 from tureen.requests.generation import Run

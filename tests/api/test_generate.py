@@ -8,7 +8,7 @@ import pytest
 from app_under_test import App
 from byte_tokenizer import EOS, VOCAB_SIZE
 from fake_engine import CONTEXT_LEN
-from patience import until
+from timeouts import until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 LOGPROB_KINDS = ("token_logprobs", "top_logprobs", "token_ids_logprobs")

@@ -5,8 +5,8 @@ import pytest
 from body_limits import BODIES, places
 
 from tureen.errors import InvalidRequest, PayloadTooLarge
+from tureen.fields import body
 from tureen.http.dialect import Entry
-from tureen.requests import body
 
 
 @pytest.mark.parametrize(("entry", "body"), BODIES)

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from app_under_test import LOCAL, App, parse_metrics
-from patience import PATIENCE_S
 from served_app import ServedApp
+from timeouts import PATIENCE_S
 
+from tureen.admin import live
+from tureen.admin.reporter import sample
 from tureen.cache.manager import CacheManager
 from tureen.cache.summary import MOST_BRANCHES, summarise
-from tureen.control import live
-from tureen.control.reporter import sample
 from tureen.metrics import LATENCY_BUCKETS_S, NUM_SAMPLES, Histogram, History, Level, quantile
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

@@ -14,9 +14,9 @@ import pytest
 import tiny_llava
 from app_under_test import App
 from byte_tokenizer import VOCAB_SIZE
-from patience import until
 from PIL import Image
 from served_app import ServedApp
+from timeouts import until
 
 from tureen.contract.types import NO_TOKEN
 from tureen.dialects.sglang import generate as sglang

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from app_under_test import App
-from patience import until
+from timeouts import until
 
 
 def test_every_token_of_an_answer_that_is_not_streamed_is_timed():

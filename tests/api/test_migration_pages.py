@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from app_under_test import App
 
+from tureen.app.compat import compat_routes, rows_of
 from tureen.cli.commands import engine
 from tureen.cli.flags import CommandParser
 from tureen.config import Config
-from tureen.front.compat import compat_routes, rows_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("migrate-from-*.md"))}

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from app_under_test import App
 from fake_engine import CONTEXT_LEN
-from patience import until
 from served_app import ServedApp
+from timeouts import until
 
 from tureen.serving.streams import merge
 

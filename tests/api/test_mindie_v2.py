@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from app_under_test import App, parse_events
 from fake_engine import CONTEXT_LEN
-from patience import until
+from timeouts import until
 
 PAGE_PARAMETERS = {
     "temperature": 0.5, "top_k": 10, "top_p": 0.95, "max_new_tokens": 20, "do_sample": True, "seed": None,

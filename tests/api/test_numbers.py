@@ -13,7 +13,7 @@ from kinds_of_servers import Servers, other_servers
 from one_request import DIALECTS, SEEDED, SHORTEST_WITHOUT_OUTPUT, lines_of
 from real_app import RealApp, write_model
 
-from tureen.front.compat import compat_routes
+from tureen.app.compat import compat_routes
 
 NATIVE = {"text": "abc", "sampling_params": {"max_new_tokens": 12, "temperature": 0.9, "top_p": 0.9, "seed": 5}}
 IDS = [97, 98, 99]

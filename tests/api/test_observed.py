@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from app_under_test import App
 from fake_engine import make_engine
-from patience import until
 from served_app import ServedApp
+from timeouts import until
 from wire import all_told, told
 
-from tureen.control import reporter
-from tureen.control.reporter import report_forever
+from tureen.admin import reporter
+from tureen.admin.reporter import report_forever
 from tureen.log import LOGGER_NAME, RateLimit, get_logger, set_up_logging
 
 DASHBOARD = [

@@ -12,7 +12,7 @@ import transformers
 from app_under_test import App
 from fake_engine import VOCAB_SIZE
 
-from tureen.requests.known_options import acting_fields, folded, known_options
+from tureen.fields.known_options import acting_fields, folded, known_options
 
 CHAT = [{"role": "user", "content": "abc"}]
 DRAWN = {"max_new_tokens": 8, "seed": 3, "do_sample": True}

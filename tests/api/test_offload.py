@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from tureen.clients.quotas import Account, ClientWork, serving
 from tureen.errors import InvalidRequest, Unavailable
 from tureen.requests import offload as offloading
 from tureen.requests.offload import INLINE_CHARS, LARGE, NUM_THREADS, Offload
-from tureen.requests.quotas import Account, ClientWork, serving
 
 NET_S = 60
 """For what happens at once; a test that fails waits so long."""

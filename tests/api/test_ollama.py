@@ -12,8 +12,8 @@ import pytest
 from app_under_test import App
 from embedding_engine import MAX_TOKENS, make_embedding_engine
 from fake_engine import CONTEXT_LEN, HIDDEN_SIZE
-from patience import PATIENCE_S
 from served_app import ServedApp
+from timeouts import PATIENCE_S
 
 from tureen.dialects.ollama.body import (
     TABLES,

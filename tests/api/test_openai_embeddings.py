@@ -16,9 +16,9 @@ from app_under_test import App
 from byte_tokenizer import BOS, EOS
 from fake_engine import HIDDEN_SIZE, make_engine
 from openai_judge import make_client
-from patience import until
 from real_app import RealApp
 from served_app import ServedApp
+from timeouts import until
 from tiny_models import write
 
 TEXTS = ["one", "a second text", "the third of them"]

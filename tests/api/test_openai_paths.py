@@ -5,8 +5,8 @@ from __future__ import annotations
 import openai
 import pytest
 from app_under_test import App
-from patience import PATIENCE_S
 from served_app import ServedApp
+from timeouts import PATIENCE_S
 
 from tureen.http.dialect import Entry
 

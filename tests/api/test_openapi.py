@@ -18,7 +18,7 @@ from app_under_test import App
 from tureen.contract.params import ALIASES, SamplingParams
 from tureen.http.dialect import Entry
 
-PAGES = Path(__file__).resolve().parents[2] / "tureen" / "front" / "pages"
+PAGES = Path(__file__).resolve().parents[2] / "tureen" / "app" / "pages"
 
 
 @pytest.fixture(scope="module")

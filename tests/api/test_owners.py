@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from app_under_test import App
-from patience import until
+from timeouts import until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 KEYS = {"anna": "a-key", "bert": "b-key"}

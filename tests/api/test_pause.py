@@ -3,8 +3,8 @@ import asyncio
 import httpx
 import pytest
 from app_under_test import App
-from patience import until
 from served_app import ServedApp
+from timeouts import until
 
 PROMPT = {"text": "abc", "sampling_params": {"max_new_tokens": 1500, "temperature": 0}}
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from app_under_test import App
 
-from tureen.front.playground import files
+from tureen.app.playground import files
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 MOST_BYTES = 300_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real_app import RealApp, write_model
 
-from tureen.control.profile_routes import profile_root
+from tureen.admin.profile_routes import profile_root
 from tureen.errors import InvalidRequest, StartupError
 from tureen.kernels.cpu import native
 from tureen.runner.trace import Profiler

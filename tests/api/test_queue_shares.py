@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tureen.clients.keys import Limits
+from tureen.clients.queue_room import Admitted, QueueRoom
+from tureen.clients.quotas import Account, ClientWork, serving
 from tureen.config import Config
 from tureen.errors import Unavailable
-from tureen.requests.keys import Limits
-from tureen.requests.queue_room import Admitted, QueueRoom
-from tureen.requests.quotas import Account, ClientWork, serving
 
 MAX_RUNNING, MAX_QUEUED = 3, 7
 PLACES = MAX_RUNNING + MAX_QUEUED

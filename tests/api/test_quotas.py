@@ -13,15 +13,15 @@ from app_under_test import App
 from fake_engine import make_engine
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import until
+from timeouts import until
 
+from tureen.clients.keys import Limits, load_keys
+from tureen.clients.quotas import Account, Hold, Quotas
 from tureen.config import Config
 from tureen.contract.types import OutputDelta, Usage
 from tureen.engine import finish
 from tureen.errors import StartupError, TooManyRequests, Unavailable
 from tureen.http.server import Server
-from tureen.requests.keys import Limits, load_keys
-from tureen.requests.quotas import Account, Hold, Quotas
 
 STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 500)), max_size=20)
 

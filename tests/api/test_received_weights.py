@@ -21,14 +21,14 @@ import pytest
 import torch
 from app_under_test import App
 from page_blocks import block_with
-from patience import until
 from real_app import RealApp, write_model
 from safetensors.numpy import load_file, save
+from timeouts import until
 from tiny_gguf import write_from_transformers
 from tiny_models import greedy, logprobs
 
-from tureen.control import weight_updates
-from tureen.control.weight_group import Membership, WeightGroup
+from tureen.admin import weight_updates
+from tureen.admin.weight_group import Membership, WeightGroup
 from tureen.errors import Unavailable
 
 PROMPT = [17, 4, 99, 120, 33, 8, 250, 61, 7, 7, 12, 90, 200, 31, 5, 66, 1]

@@ -8,12 +8,12 @@ import json
 import pytest
 from app_under_test import App
 
+from tureen.clients.quotas import Account, ClientWork
 from tureen.config import Config
 from tureen.errors import Conflict, RequestTimeout
-from tureen.requests import part_log
-from tureen.requests import recording as recordings
-from tureen.requests.quotas import Account, ClientWork
-from tureen.requests.recording import Recordings
+from tureen.recordings import delta_log
+from tureen.recordings import recording as recordings
+from tureen.recordings.recording import Recordings
 
 OWNER = ("name", "ann")
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
@@ -116,7 +116,7 @@ def test_before_it_runs_a_recording_has_not_ended_and_to_cancel_it_is_nothing():
 
 def test_a_second_request_with_the_key_of_one_whose_beginning_is_gone_is_told_to_wait(monkeypatch):
     monkeypatch.setattr(recordings, "MAX_BYTES", 400)
-    monkeypatch.setattr(part_log, "GROUP", 1)
+    monkeypatch.setattr(delta_log, "GROUP", 1)
 
     async def scenario():
         kept, may_end = Recordings(Config()), asyncio.Event()
@@ -148,7 +148,7 @@ def test_a_second_request_with_the_key_of_one_whose_beginning_is_gone_is_told_to
 def test_a_slow_reader_of_what_is_no_event_stream_is_cut_off(monkeypatch):
     """As Ollama's lines of JSON: an end that is no proper one says that there was more."""
     monkeypatch.setattr(recordings, "MAX_BYTES", 2_000)
-    monkeypatch.setattr(part_log, "GROUP", 4)
+    monkeypatch.setattr(delta_log, "GROUP", 4)
     body = json.dumps({"model": "fake-model", "prompt": "abc", "raw": True, "options": {"num_predict": 64}}).encode()
     sent = []
     with App(slow=True, resume_grace_s=30.0) as app:

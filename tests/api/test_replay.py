@@ -11,11 +11,11 @@ import httpx
 import pytest
 from app_under_test import LOCAL, App
 from fake_engine import make_engine
-from patience import until
 from served_app import Exchange
+from timeouts import until
 
-from tureen.requests import part_log
-from tureen.requests import recording as recordings
+from tureen.recordings import delta_log
+from tureen.recordings import recording as recordings
 
 GRACE_S = 30.0
 BODY = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 40, "ignore_eos": True}}
@@ -281,7 +281,7 @@ def test_what_is_kept_is_bounded_however_many_come(monkeypatch):
 def test_streams_that_run_count_too_and_the_oldest_can_be_gone_on_with_from_near_its_end_only(monkeypatch):
     monkeypatch.setattr(recordings, "MAX_TOTAL_BYTES", 20_000)
     monkeypatch.setattr(recordings, "CUT_BYTES", 2_000)
-    monkeypatch.setattr(part_log, "GROUP", 4)
+    monkeypatch.setattr(delta_log, "GROUP", 4)
     with App(slow=True, resume_grace_s=GRACE_S) as app:
 
         async def scenario():
@@ -309,7 +309,7 @@ def test_streams_that_run_count_too_and_the_oldest_can_be_gone_on_with_from_near
 
 def test_who_reads_too_slowly_is_told_so_in_the_last_event(monkeypatch):
     monkeypatch.setattr(recordings, "MAX_BYTES", 4_000)
-    monkeypatch.setattr(part_log, "GROUP", 4)
+    monkeypatch.setattr(delta_log, "GROUP", 4)
     with App(slow=True, resume_grace_s=GRACE_S) as app:
 
         async def scenario():
@@ -363,7 +363,7 @@ def test_clients_without_a_name_are_told_apart_by_their_address(app):
 
 def test_of_a_stream_that_is_too_long_the_last_part_goes_on(monkeypatch):
     monkeypatch.setattr(recordings, "MAX_BYTES", 4_000)
-    monkeypatch.setattr(part_log, "GROUP", 4)
+    monkeypatch.setattr(delta_log, "GROUP", 4)
     with App(slow=True, resume_grace_s=GRACE_S) as app:
         request_id, text = _stream(app, **BODY)
         gone = _go_on(app, request_id)

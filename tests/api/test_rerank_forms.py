@@ -12,8 +12,8 @@ from kinds_of_servers import other_servers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from tureen.app.shared_paths import share
 from tureen.dialects.cohere.rerank import text_of
-from tureen.front.shared_paths import share
 from tureen.http.dialect import Entry
 
 QUERY, DOCUMENTS = "ab", ["cd", "ab", "aab", "x"]

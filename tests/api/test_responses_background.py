@@ -13,8 +13,8 @@ import pytest
 from app_under_test import App
 from openai.types.responses import Response, ResponseStreamEvent
 from openai_judge import make_client
-from patience import until
 from served_app import ServedApp
+from timeouts import until
 
 PATH = "/v1/responses"
 TEMPLATE = "{{ messages[-1]['content'] }}"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from real_app import RealApp, write_model
 
+from tureen.app.compat import compat_routes
 from tureen.contract.types import OutputDelta
-from tureen.front.compat import compat_routes
 from tureen.requests.generation import Output
 
 PROMPT, SEED, LENGTH = "Once upon a time", 77, 24

@@ -8,14 +8,14 @@ import gc
 import pytest
 from app_under_test import App
 from byte_tokenizer import make_byte_tokenizer
-from patience import until
+from timeouts import until
 
+from tureen.admin.reporter import report_forever
 from tureen.config import Config
-from tureen.control.reporter import report_forever
 from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
-from tureen.requests import sessions as sessions_module
-from tureen.requests.session_tree import SessionParams, SessionRequest
-from tureen.requests.sessions import Sessions
+from tureen.sessions import sessions as sessions_module
+from tureen.sessions.sessions import Sessions
+from tureen.sessions.tree import SessionParams, SessionRequest
 
 KEYS = {"anna": "a-key", "bert": "b-key"}
 

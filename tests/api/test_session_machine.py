@@ -13,8 +13,8 @@ from samples import either
 
 from tureen.config import Config
 from tureen.errors import TureenError
-from tureen.requests.session_tree import SessionParams
-from tureen.requests.sessions import Sessions
+from tureen.sessions.sessions import Sessions
+from tureen.sessions.tree import SessionParams
 from tureen.text.gguf_vocab import add_around
 
 TIMEOUT_S, SHORT_S = 100, 30

@@ -10,7 +10,7 @@ import app_under_test
 import pytest
 from app_under_test import App
 from byte_tokenizer import BOS, EOS, make_byte_tokenizer
-from patience import until
+from timeouts import until
 
 from tureen.text.gguf_vocab import add_around
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from app_under_test import App
 
-from tureen.control.session_routes import ForkBody, OpenBody, SaveBody
-from tureen.requests.session_tree import SessionParams
-from tureen.requests.sessions import MAX_REQUESTS, MAX_TOKENS
+from tureen.admin.session_routes import ForkBody, OpenBody, SaveBody
+from tureen.sessions.sessions import MAX_REQUESTS, MAX_TOKENS
+from tureen.sessions.tree import SessionParams
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "sessions.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^curl .*$", PAGE.replace("\\\n", " "), re.MULTILINE)

@@ -9,7 +9,7 @@ import random
 import pytest
 from app_under_test import App, parse_events
 from byte_tokenizer import EOS
-from patience import PATIENCE_S, until
+from timeouts import PATIENCE_S, until
 
 from tureen.http.dialect import PING
 
@@ -115,7 +115,7 @@ def test_the_interval_bounds_the_number_of_events_and_the_first_comes_at_once():
 
 def test_a_busy_front_sends_fewer_events_each_complete_and_the_same_tokens(monkeypatch):
     for name in ("LOOK_S", "GATHER_S"):  # the test says how busy it is
-        monkeypatch.setattr(f"tureen.serving.gathering.{name}", PATIENCE_S)
+        monkeypatch.setattr(f"tureen.serving.coalescing.{name}", PATIENCE_S)
     params = {"max_new_tokens": 30, "temperature": 0}
     with App(stream_interval="auto") as app:
         one_by_one = app.events(text="abc", sampling_params=params)

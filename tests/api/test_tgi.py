@@ -13,8 +13,8 @@ from byte_tokenizer import EOS
 from fake_engine import CONTEXT_LEN, make_request
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
-from patience import until
 from served_app import ServedApp
+from timeouts import until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 

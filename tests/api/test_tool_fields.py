@@ -3,7 +3,7 @@
 import pytest
 
 from tureen.errors import InvalidRequest
-from tureen.requests.tool_fields import MAX_TOOLS, check_tools, chosen_tools, read_tool_choice, read_tools
+from tureen.fields.tools import MAX_TOOLS, check_tools, chosen_tools, read_tool_choice, read_tools
 from tureen.text.messages import Tool, ToolChoice
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

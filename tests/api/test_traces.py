@@ -17,15 +17,15 @@ from app_under_test import App
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 from tureen import __version__, extras
+from tureen.api_workers.proxy import answer_passed
+from tureen.api_workers.session_proxy import Entrance
 from tureen.config import Config
 from tureen.contract.types import OutputDelta, StepTimes, Timeline
 from tureen.engine.times import RequestTimes
 from tureen.errors import StartupError
-from tureen.fronts.entrance import Entrance
-from tureen.fronts.passing import answer_passed
 from tureen.http import tracing
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

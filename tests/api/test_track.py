@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import either
 
-from tureen.requests.part_log import GROUP, PartLog, Reader, difference, num_common
+from tureen.recordings.delta_log import GROUP, PartLog, Reader, difference, num_common
 
 PARTS = st.lists(st.binary(max_size=40) | st.text("ab", max_size=40).map(str.encode), max_size=30)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from app_under_test import App, parse_events
-from patience import until
+from timeouts import until
 
 LONG = {"text": "abc", "sampling_params": {"max_new_tokens": 1500, "temperature": 0}}
 PREFIX = {"text": "a" * 64, "sampling_params": {"max_new_tokens": 1}}

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from app_under_test import App
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
+from tureen.clients.quotas import Quotas, Tally
+from tureen.clients.use_keeping import UseKeeper
 from tureen.config import Config
 from tureen.errors import StartupError
-from tureen.requests.quotas import Quotas, Tally
-from tureen.requests.use_keeping import UseKeeper
 from tureen.storage.database import Database
 
 COUNTS = ("requests", "failed", "prompt_tokens", "cached_tokens", "output_tokens")

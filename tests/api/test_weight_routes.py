@@ -11,9 +11,9 @@ import pytest
 from app_under_test import App
 from byte_tokenizer import VOCAB_SIZE
 from embedding_engine import make_embedding_engine
-from patience import until
 from real_app import RealApp, write_model
 from safetensors.numpy import load_file
+from timeouts import until
 from tiny_adapters import write_adapter
 from tiny_models import greedy, logprobs
 

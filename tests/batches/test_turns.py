@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import until
+from timeouts import until
 
 from tureen.batches.turns import Turns
 

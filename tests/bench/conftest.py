@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import uvicorn
-from patience import PATIENCE_S, wait_until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
+from timeouts import PATIENCE_S, wait_until
 
 VOCAB = 1000
 

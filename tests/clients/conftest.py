@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "servers"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from patience import wait_until
 from recorder import Recorder
 from server_process import ServerProcess
+from timeouts import wait_until
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -9,7 +9,6 @@ from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import RadixNode, RadixTree
 from tureen.cache.windows import WindowPages
-from tureen.constraining.masks import MaskThread
 from tureen.contract.types import NO_TOKEN
 from tureen.engine import encoders, output
 from tureen.engine.constraint import Constraint
@@ -21,6 +20,7 @@ from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.scores import ScoreQueue
 from tureen.engine.sequence import Sequence
+from tureen.grammar_service.masks import MaskThread
 from tureen.runner.fake import FakeRunner
 
 PAGE_SIZES = (1, 2, 16)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from patience import wait_until
+from timeouts import wait_until
 
 import tureen
 

@@ -21,8 +21,8 @@ import tiny_gguf
 import tiny_models
 import tiny_qwen_vl
 from converted_vision import write_pair
-from patience import wait_until
 from simulated_hub import Simulated
+from timeouts import wait_until
 
 from tureen.cli import command_line as cli
 from tureen.config import Config

@@ -10,8 +10,8 @@ import json
 import numpy as np
 
 from tureen.config import Config
+from tureen.fields.processor import check_processor
 from tureen.logit_processor import CustomLogitProcessor
-from tureen.requests.processor_field import check_processor
 from tureen.sampling.processor_pool import ProcessorBatch, ProcessorError, ProcessorPool, Tracked
 
 HELD = contextlib.ExitStack()

@@ -21,7 +21,7 @@ from tureen.grammar.frontends import language_of
 from tureen.grammar.guard.guarded import GuardedCompiled
 from tureen.grammar.guard.multiples import can_be_multiple, shortest_rest
 from tureen.grammar.schema.language import json_schema
-from tureen.grammar.way_out import way_out
+from tureen.grammar.shortest_completion import way_out
 from tureen.kernels.cpu import native
 
 BYTES = tuple(bytes([byte]) for byte in range(256))

@@ -10,8 +10,6 @@ from backend_languages import chain, chars, choice, encode, optional, star, stri
 from random_languages import random_language
 from samples import either, some
 
-from tureen.constraining import compile_worker
-from tureen.constraining.messages import CompilerSetup
 from tureen.grammar import LanguageCompiler
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import (
@@ -27,6 +25,8 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
+from tureen.grammar_service import compile_worker
+from tureen.grammar_service.messages import CompilerSetup
 from tureen.kernels.cpu import native
 
 VOCABULARY = vocabulary()

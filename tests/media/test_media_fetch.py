@@ -10,10 +10,10 @@ import ssl
 import threading
 
 import pytest
-from patience import PATIENCE_S
 from PIL import Image
 from stored_pictures import stored
 from throwaway_ca import Authority
+from timeouts import PATIENCE_S
 
 from tureen.errors import Forbidden, InvalidRequest, StartupError
 from tureen.media.fetch import Fetcher, is_public

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import plain_family as double
 import pytest
-from patience import PATIENCE_S
 from PIL import Image
 from stored_pictures import base64_of, stored
+from timeouts import PATIENCE_S
 
 from tureen.errors import InvalidRequest, RequestFailed, StartupError, TureenError, Unavailable
 from tureen.media import loader as loader_module

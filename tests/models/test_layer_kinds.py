@@ -17,10 +17,10 @@ from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import GenerateRequest, LogprobSpec
 from tureen.engine.engine import Engine
+from tureen.kv_offload.attach import attach
 from tureen.models import segments, stages
 from tureen.runner.load import load_runner
 from tureen.runner.loading import describe
-from tureen.tiers.attach import attach
 from tureen.weights.source import model_config
 
 SPEC = LogprobSpec(prompt_start=0, top=3)

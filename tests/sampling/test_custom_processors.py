@@ -23,8 +23,8 @@ from sampling_reference import make_logits
 from tureen.config import Config
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, StartupError
+from tureen.fields.processor import check_processor
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
-from tureen.requests.processor_field import check_processor
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
 

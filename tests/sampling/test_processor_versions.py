@@ -9,8 +9,8 @@ import pytest
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest
+from tureen.fields.processor import check_processor
 from tureen.logit_processor import CustomLogitProcessor
-from tureen.requests.processor_field import check_processor
 
 HERE = "{}.{}".format(*sys.version_info)
 CONFIG = Config(enable_custom_logit_processor=True)

@@ -10,7 +10,7 @@ import torch
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest
-from tureen.requests.processor_field import check_processor
+from tureen.fields.processor import check_processor
 from tureen.sampling import sglang_processors
 
 FIELD, OFF = "custom_logit_processor", Config()

@@ -8,13 +8,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tureen.constraining import compile_worker
-from tureen.constraining.messages import CompileReply
 from tureen.grammar.expression import GrammarError
+from tureen.grammar_service import compile_worker
+from tureen.grammar_service.messages import CompileReply
 from tureen.sandbox import fork_server
 
 sys.path.append(str(Path(__file__).parents[1]))  # the interpreter of a fork server adds nothing by itself
-from misdeeds import MISDEEDS
+from fault_injection import MISDEEDS
 
 compile_worker.LIMITS = compile_worker.LIMITS._replace(memory_bytes=64 << 20, is_sealed=False)
 

@@ -19,7 +19,7 @@ from tureen.media.base import Prepared
 from tureen.sandbox import fork_server
 
 sys.path.append(str(Path(__file__).parents[1]))  # the interpreter of a fork server adds nothing by itself
-from misdeeds import MISDEEDS
+from fault_injection import MISDEEDS
 
 SPIN, SLEEP, CRASH, EXIT, TAKE_MEMORY, FAULT, REFUSE, LIE, ESCAPE = range(901, 910)
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess, command_line, metric
+from timeouts import PATIENCE_S, wait_until
 
 BEGUN_EVENTS = 5
 MAX_ATTEMPTS = 20

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import costs
 import httpx
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 PATIENT_SANDBOX = {"PYTHONPATH": str(Path(__file__).parent / "patient")}
 """Environment of a server whose clients send code, which a busy machine lets wait."""

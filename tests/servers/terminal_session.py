@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 WHERE_IS_THE_CURSOR, AT_THE_TOP = b"\x1b[6n", b"\x1b[1;1R"
 """A question that every terminal answers, and the answer. Without it the prompt shows no toolbar."""

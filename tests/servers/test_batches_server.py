@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import httpx
-from patience import wait_until
 from server_process import ServerProcess
+from timeouts import wait_until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text(encoding="utf-8")
 ROUTE = "/v1/completions"

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from free_ports import free_port
-from patience import wait_until
+from timeouts import wait_until
 
 from tureen.bench.command import add_arguments, run
 from tureen.bench.http import Address, BenchError

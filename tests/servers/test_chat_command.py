@@ -17,9 +17,9 @@ from typing import ClassVar
 
 import httpx
 import jsonschema
-from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess, metric
 from terminal_session import TerminalSession
+from timeouts import PATIENCE_S, wait_until
 
 ABORTED = "sglang:num_aborted_requests_total"
 QUESTION = "What is the capital of France?"

@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from patience import wait_until
+from timeouts import wait_until
 
-from tureen.constraining import check as module
-from tureen.constraining.check import Checker, Unverified, check
 from tureen.grammar.base import GrammarSpec
+from tureen.grammar_service import check as module
+from tureen.grammar_service.check import Checker, Unverified, check
 from tureen.sandbox import seccomp
 
 LOOP = "(a|a)*(?=b)b"  # every judge that backtracks is lost in it

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from decoys import Decoys, imported_by_python
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 from tureen.sandbox import child_process
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
-from tureen.constraining import compile_pool, compiler, loading
-from tureen.constraining.compiler import Compiler
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
+from tureen.grammar_service import compile_pool, compiler, loading
+from tureen.grammar_service.compiler import Compiler
 from tureen.sandbox import seccomp
 
 DOUBLE = str(Path(__file__).with_name("compile_double.py"))

@@ -18,7 +18,7 @@ import httpx
 import pytest
 import requests
 from app_under_test import LiveServer, parse_events, parse_metrics
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 LONG = {"max_new_tokens": 1900}
 RST_ON_CLOSE = struct.pack("ii", 1, 0)

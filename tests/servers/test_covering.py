@@ -8,7 +8,7 @@ import socket
 import httpx
 import uvloop
 from app_under_test import LiveServer
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

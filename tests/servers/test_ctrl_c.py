@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 
-from patience import PATIENCE_S
 from terminal_session import TerminalSession
+from timeouts import PATIENCE_S
 
 CTRL_C = "\x03"
 
@@ -117,7 +117,7 @@ sys.addaudithook(wait)
 PYTHON, C = "threading.Event().wait()", "ctypes.PyDLL(None).sleep(1000000)"
 """What never ends in it. The call of C holds the interpreter: no other thread runs, and no signal handler of Python."""
 
-MODEL, SHELL, WEIGHTS = ".gguf", "front/app.", "runner/native."
+MODEL, SHELL, WEIGHTS = ".gguf", "app/application.", "runner/native."
 """Files that are opened when a model is found, while its weights are loaded, and by what loads them."""
 
 

@@ -10,7 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 from tureen.storage.database import Schema
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import httpx
-from patience import wait_until
 from server_process import ServerProcess
+from timeouts import wait_until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
 

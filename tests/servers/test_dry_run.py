@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from patience import PATIENCE_S, wait_until
 from real_app import write_model
 from server_process import ServerProcess
+from timeouts import PATIENCE_S, wait_until
 from tiny_adapters import write_adapter
 
 HOSTILE = """

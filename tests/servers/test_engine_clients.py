@@ -16,7 +16,7 @@ import fake_engine
 import msgspec
 import pytest
 from fake_engine import make_request
-from patience import until, wait_until
+from timeouts import until, wait_until
 
 sys.path.append(str(Path(__file__).parents[1] / "serving"))
 from client_contract import collect, keeps_the_contract, spares_the_others
@@ -161,7 +161,7 @@ asyncio.run(main())
 
 def test_the_server_s_side_imports_no_torch_and_nothing_that_decodes_pictures():
     code = (
-        "import sys, tureen.front.app, tureen.http.server, tureen.serving.process, tureen.text.tokenizer, "
+        "import sys, tureen.app.application, tureen.http.server, tureen.serving.process, tureen.text.tokenizer, "
         "tureen.build, tureen.cli.command_line, tureen.media.loader; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'PIL', 'av')))"
     )

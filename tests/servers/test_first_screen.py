@@ -45,7 +45,7 @@ def the_first_screen_of_the_readme_and_a_block_of_a_page_are_answered(server):
 def the_first_question_is_answered_rightly_whatever_the_seed(server):
     """With the model's own sampling, as the playground and `tureen chat` ask it."""
     question = "What is the capital of Japan?"
-    for page in ("README.md", "docs/terminal.md", "tureen/front/playground/index.html"):
+    for page in ("README.md", "docs/terminal.md", "tureen/app/playground/index.html"):
         assert question in (ROOT / page).read_text(encoding="utf-8")
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": 16}
     texts = [

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from patience import wait_until
+from timeouts import wait_until
 
 import tureen
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from app_under_test import LiveServer
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 import tureen
 from tureen.http import connection

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess, metric
+from timeouts import PATIENCE_S, wait_until
 
 ADMIN = {"authorization": "Bearer ADMIN"}
 ADA = {"authorization": "Bearer KEY-ADA"}

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import tiny_idefics3
 import tiny_llava
-from patience import until, wait_until
 from PIL import Image
 from stored_pictures import base64_of, stored
+from timeouts import until, wait_until
 
 from tureen.errors import InvalidRequest, TureenError
 from tureen.media import loader as loader_module

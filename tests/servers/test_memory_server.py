@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from patience import wait_until
 from server_process import ServerProcess, command_line
+from timeouts import wait_until
 
 LONG = {
     "input_ids": [[5 + (i + j) % 1000 for i in range(200)] for j in range(4)],

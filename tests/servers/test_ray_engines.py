@@ -19,17 +19,17 @@ import tiny_gguf
 import tiny_models
 from followers import states as states_of
 from front_streams import begin, kill_front
-from patience import PATIENCE_S, until, wait_until
 from server_process import ServerProcess
+from timeouts import PATIENCE_S, until, wait_until
 
 sys.path.append(str(Path(__file__).parents[1] / "serving"))
 from linked_fronts import Streams, all_well, joined, streams_everywhere
 
+from tureen.api_workers.following import clients_of
 from tureen.build import find_model
 from tureen.config import Config
-from tureen.fronts.following import clients_of
-from tureen.replicas.pool import Pool, Scaler
-from tureen.replicas.router import Router
+from tureen.data_parallel.pool import Pool, Scaler
+from tureen.data_parallel.router import Router
 from tureen.serving import healing
 
 pytestmark = [
@@ -97,7 +97,7 @@ def ancestors(pid: int) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def served(config, count=2, folder=None, **how):
-    from tureen.replicas.ray_engines import ray_clients
+    from tureen.data_parallel.ray_engines import ray_clients
 
     router = Router()
     try:

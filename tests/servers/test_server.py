@@ -8,9 +8,9 @@ import signal
 import socket
 
 import httpx
-from patience import PATIENCE_S, wait_until
 from recorded_texts import CAPITAL, RECORDED
 from server_process import ServerProcess, metric
+from timeouts import PATIENCE_S, wait_until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
 

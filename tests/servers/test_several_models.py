@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
+from timeouts import PATIENCE_S, wait_until
 
 LIMIT_BYTES = 600_000_000
 NAMES = ("long", "embedder", "short")

@@ -31,12 +31,12 @@ UNNEEDED = (
     "dill",
     "importlib.metadata",
     "tureen.bench",
-    "tureen.constraining.check",
-    "tureen.constraining.compile_worker",
+    "tureen.grammar_service.check",
+    "tureen.grammar_service.compile_worker",
     "tureen.grammar.frontends",
     "tureen.grammar.schema",
     "tureen.media.decode_worker",
-    "tureen.control.live",  # until somebody looks
+    "tureen.admin.live",  # until somebody looks
     "tureen.cache.summary",
     "tureen.runner.torch_forward",
 )
@@ -131,7 +131,8 @@ def at_ready_no_helper_process_runs_and_garbage_is_collected_again(at_ready):
 def no_type_is_used_for_the_first_time_by_two_requests_at_once(at_ready):
     """msgspec would crash the process."""
     structs = at_ready["structs"]
-    assert {"tureen.dialects.openai.chat_body.ChatBody", "tureen.constraining.messages.CompileReply"} <= structs.keys()
+    shared = {"tureen.dialects.openai.chat_body.ChatBody", "tureen.grammar_service.messages.CompileReply"}
+    assert shared <= structs.keys()
     assert [name for name, has_info in structs.items() if not has_info] == []
 
 

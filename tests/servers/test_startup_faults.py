@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 
-from patience import PATIENCE_S
 from throwaway_ca import EXPIRED, Authority
+from timeouts import PATIENCE_S
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,8 @@ import re
 import httpx
 import jsonschema
 import pytest
-from patience import wait_until
 from server_process import ServerProcess, metric
+from timeouts import wait_until
 
 pytestmark = pytest.mark.model
 

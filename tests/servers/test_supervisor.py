@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from patience import wait_until
 from sandbox_double import LIMITS
+from timeouts import wait_until
 
 from tureen.sandbox import seccomp, stacks
 from tureen.sandbox.budget import MemoryBudget

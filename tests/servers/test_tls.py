@@ -18,8 +18,8 @@ import pytest
 from app_under_test import LiveServer, parse_events
 from cryptography import x509
 from cryptography.x509.oid import NameOID
-from patience import PATIENCE_S, wait_until
 from throwaway_ca import EXPIRED, FUTURE, Authority, Pair
+from timeouts import PATIENCE_S, wait_until
 
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 

@@ -7,9 +7,9 @@ import signal
 import ssl
 
 import httpx
-from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
 from throwaway_ca import Authority
+from timeouts import PATIENCE_S, wait_until
 
 KEY, ADMIN_KEY, PASSWORD = "user-k3y-7", "admin-k3y-7", "passw0rd-7"
 

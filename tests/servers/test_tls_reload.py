@@ -18,8 +18,8 @@ import httpx
 import pytest
 import uvloop
 from app_under_test import LiveServer, parse_events
-from patience import PATIENCE_S, wait_until
 from throwaway_ca import EXPIRED, Authority, Pair
+from timeouts import PATIENCE_S, wait_until
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 LONG = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 1500}}

@@ -6,8 +6,8 @@ import textwrap
 
 import httpx
 import pytest
-from patience import PATIENCE_S
 from server_process import ServerProcess
+from timeouts import PATIENCE_S
 
 TAKEN_AWAY = """
     import os, platform, signal, socket, sys

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from fake_engine import make_request
-from patience import until
+from timeouts import until
 
 from tureen.contract.types import EngineStats
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, Unavailable

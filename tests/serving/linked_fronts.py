@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 
 import msgspec
-from patience import until
 from remote_engines import TRIES, Followed
+from timeouts import until
 
-from tureen.replicas.router import Router
+from tureen.data_parallel.router import Router
 
 
 class Link:

@@ -8,10 +8,10 @@ import contextlib
 from fake_engine import make_request
 
 from tureen.config import Config
-from tureen.replicas.engine_server import EngineServer
-from tureen.replicas.greeting import ModelDigests
-from tureen.replicas.remote import EngineAddress, RemoteClient, RemoteEngine
-from tureen.replicas.router import Router
+from tureen.data_parallel.engine_server import EngineServer
+from tureen.data_parallel.handshake import ModelDigests
+from tureen.data_parallel.remote import EngineAddress, RemoteClient, RemoteEngine
+from tureen.data_parallel.router import Router
 from tureen.serving import process
 from tureen.serving.child import BuildOrder
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-import patience
 import pytest
+import timeouts
 from memory_network import MemoryNetwork
 from virtual_time import Clock, VirtualLoop, virtual_time
 
+from tureen.api_workers import joining
 from tureen.contract.types import Abort, Close, EngineFailed, EngineReady, FromEngine, StartupPhase, ToEngine
+from tureen.data_parallel import engine_server, start
 from tureen.engine.loop import Loop
 from tureen.errors import TureenError
-from tureen.fronts import joining
-from tureen.replicas import engine_server, start
 from tureen.sandbox import framing
 from tureen.serving import process
 from tureen.serving.child import PING, BuildOrder
@@ -49,7 +49,7 @@ class Processes:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         self.network.install(patch)
-        patch.setattr(patience, "PATIENCE_S", PATIENCE_S)
+        patch.setattr(timeouts, "PATIENCE_S", PATIENCE_S)
         for module in (start, process):
             patch.setattr(module, "ProcessHost", self.make)
         patch.setattr(joining, "state_of", lambda pid: "T" if self.all[pid].is_stopped else "S")

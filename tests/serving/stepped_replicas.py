@@ -7,8 +7,8 @@ import asyncio
 from fake_engine import make_engine
 from stepped_host import GRACE_S, TIMEOUT_S, Hosts, World
 
-from tureen.replicas.replica import ReplicaClient
-from tureen.replicas.router import Router
+from tureen.data_parallel.replica import ReplicaClient
+from tureen.data_parallel.router import Router
 from tureen.serving.healing import TICK_S
 
 

@@ -10,11 +10,11 @@ import pytest
 from byte_tokenizer import make_byte_tokenizer
 from stepped_replicas import Worlds
 
+from tureen.admin import weight_routes
+from tureen.app.application import build_app
 from tureen.config import Config
-from tureen.control import weight_routes
+from tureen.data_parallel import rolling
 from tureen.errors import InvalidRequest
-from tureen.front.app import build_app
-from tureen.replicas import rolling
 from tureen.serving import healing
 from tureen.weights.source import ModelSource
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tureen.data_parallel.control_calls import CALLS, checked
 from tureen.errors import Forbidden, InvalidRequest, NotFound
-from tureen.replicas.control_calls import CALLS, checked
 
 
 def valid(op):

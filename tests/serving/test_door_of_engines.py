@@ -13,7 +13,7 @@ import threading
 import msgspec
 import pytest
 from fake_engine import make_request
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 from tureen.contract.types import Abort, FinishReason, FromEngine, OutputDelta, StepReport, Submit
 from tureen.sandbox import framing

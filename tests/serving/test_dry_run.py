@@ -28,9 +28,9 @@ from virtual_clock import Clock, VirtualLoop, running
 from tureen import build, extras
 from tureen.config import Config
 from tureen.errors import InvalidRequest, StartupError, Unavailable
-from tureen.fleet import start as fleet_start
-from tureen.fleet.member import Member
 from tureen.log import no_progress
+from tureen.multi_model import start as fleet_start
+from tureen.multi_model.member import Member
 from tureen.runner import dry_run_child
 from tureen.sandbox import child_process
 from tureen.sandbox.expendable import BEGUN, OUT_OF_MEMORY

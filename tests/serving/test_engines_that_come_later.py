@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 
 import pytest
-from patience import until
 from remote_engines import DIGESTS, GRACE_S, Followed, followed_everywhere, start_engine
 from simulated_processes import play
+from timeouts import until
 
 from tureen.config import Config
+from tureen.data_parallel import engine_server, start
+from tureen.data_parallel.handshake import ModelDigests
+from tureen.data_parallel.remote import EngineAddress
+from tureen.data_parallel.router import Router
 from tureen.errors import StartupError
-from tureen.replicas import engine_server, start
-from tureen.replicas.greeting import ModelDigests
-from tureen.replicas.remote import EngineAddress
-from tureen.replicas.router import Router
 from tureen.serving import healing
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from patience import PATIENCE_S
 from simulated_processes import play
+from timeouts import PATIENCE_S
 
+from tureen.api_workers import following
 from tureen.config import Config
+from tureen.data_parallel.cluster_ca import ClusterAuthority, write_files
 from tureen.errors import StartupError
-from tureen.fronts import following
-from tureen.replicas.cluster_ca import ClusterAuthority, write_files
 from tureen.serving.client import ReplicaFacts
 
 pytestmark = pytest.mark.usefixtures("processes")

@@ -10,15 +10,15 @@ import pytest
 from resumable_requests import request
 from stepped_host import GRACE_S, TIMEOUT_S, World
 
+from tureen.api_workers import joining
+from tureen.api_workers.joining import JoinedClient
+from tureen.api_workers.start import SharedClient
 from tureen.config import Config
 from tureen.contract.types import EngineStats, StepReport
 from tureen.errors import StartupError, Unavailable
-from tureen.fronts import joining
-from tureen.fronts.joining import JoinedClient
-from tureen.fronts.start import SharedClient
 from tureen.serving import healing
+from tureen.serving.crash_bisection import POISON_AFTER
 from tureen.serving.healing import TICK_S
-from tureen.serving.trials import POISON_AFTER
 
 CONFIG = Config(watchdog_timeout_s=TIMEOUT_S, freeze_grace_s=GRACE_S)
 

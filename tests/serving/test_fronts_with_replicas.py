@@ -13,20 +13,20 @@ import msgspec
 import pytest
 from fake_engine import make_request
 from linked_fronts import Streams, all_well, joined, linked, streams_everywhere
-from patience import until
 from remote_engines import GRACE_S, HERE, Followed, Wire, start_engine
 from resumable_requests import request
 from simulated_processes import Processes, play
+from timeouts import until
 
+from tureen.api_workers.following import clients_of
 from tureen.config import Config
-from tureen.fronts.following import clients_of
+from tureen.data_parallel.cluster_ca import ENGINE_NAME, ClusterAuthority, with_files, write_files
+from tureen.data_parallel.engine_command import engine_context
+from tureen.data_parallel.handshake import ModelDigests
+from tureen.data_parallel.pool import Pool, Scaler
+from tureen.data_parallel.router import Router
+from tureen.data_parallel.start import door_of, make_client, remote_clients, remote_engines
 from tureen.grammar.base import GrammarSpec
-from tureen.replicas.cluster_ca import ENGINE_NAME, ClusterAuthority, with_files, write_files
-from tureen.replicas.engine_command import engine_context
-from tureen.replicas.greeting import ModelDigests
-from tureen.replicas.pool import Pool, Scaler
-from tureen.replicas.router import Router
-from tureen.replicas.start import door_of, make_client, remote_clients, remote_engines
 from tureen.serving import healing
 from tureen.serving.client import ReplicaFacts
 

@@ -7,16 +7,16 @@ import itertools
 
 import pytest
 from fake_engine import make_request
-from patience import until
 from resumable_requests import request
 from simulated_processes import play
 from stepped_replicas import Worlds
+from timeouts import until
 
 from tureen.config import Config
+from tureen.data_parallel.pool import GROW_AFTER_S, LOOK_S, LOW_SHARE, SHRINK_AFTER_S, Pool, Scaler
+from tureen.data_parallel.router import Router
+from tureen.data_parallel.start import first_of, make_client, scaler_of
 from tureen.errors import StartupError
-from tureen.replicas.pool import GROW_AFTER_S, LOOK_S, LOW_SHARE, SHRINK_AFTER_S, Pool, Scaler
-from tureen.replicas.router import Router
-from tureen.replicas.start import first_of, make_client, scaler_of
 from tureen.serving import healing
 
 TARGET = 1000
@@ -89,7 +89,7 @@ class Growing(Worlds):
 
 
 def test_outputs_are_the_same_while_replicas_come_and_go(monkeypatch):
-    monkeypatch.setattr("tureen.replicas.pool.TICK_S", 0)
+    monkeypatch.setattr("tureen.data_parallel.pool.TICK_S", 0)
     asked = [request(f"r{i}", "ab" * i + "c", tokens=120, seed=i, temperature=0.8) for i in range(8)]
 
     async def scenario(*, grows):
@@ -123,7 +123,7 @@ def test_outputs_are_the_same_while_replicas_come_and_go(monkeypatch):
 
 
 def test_what_operators_do_reaches_a_replica_that_comes_later(monkeypatch):
-    monkeypatch.setattr("tureen.replicas.pool.TICK_S", 0)
+    monkeypatch.setattr("tureen.data_parallel.pool.TICK_S", 0)
 
     async def scenario():
         worlds = Growing(2)
@@ -143,7 +143,7 @@ def test_what_operators_do_reaches_a_replica_that_comes_later(monkeypatch):
 @pytest.mark.parametrize("is_growing", [False, True], ids=["before the load", "while one is started"])
 def test_weights_are_exchanged_in_all_replicas_that_there_are_then(monkeypatch, is_growing):
     for module in ("pool", "rolling"):
-        monkeypatch.setattr(f"tureen.replicas.{module}.TICK_S", 0)
+        monkeypatch.setattr(f"tureen.data_parallel.{module}.TICK_S", 0)
 
     async def scenario():
         worlds = Growing(3)
@@ -191,9 +191,9 @@ def test_a_replica_that_cannot_be_started_is_tried_again_later():
 
 
 def test_processes_come_under_load_and_go_without_it(monkeypatch, processes):
-    monkeypatch.setattr("tureen.replicas.pool.GROW_AFTER_S", 0)
-    monkeypatch.setattr("tureen.replicas.pool.SHRINK_AFTER_S", 0)
-    monkeypatch.setattr("tureen.replicas.pool.LOOK_S", 0.01)
+    monkeypatch.setattr("tureen.data_parallel.pool.GROW_AFTER_S", 0)
+    monkeypatch.setattr("tureen.data_parallel.pool.SHRINK_AFTER_S", 0)
+    monkeypatch.setattr("tureen.data_parallel.pool.LOOK_S", 0.01)
 
     async def scenario():
         router, config = Router(), Config(log_level="error")

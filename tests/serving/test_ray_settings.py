@@ -15,9 +15,9 @@ from remote_engines import DIGESTS
 
 from tureen.config import Config
 from tureen.config_facts import without_secrets
+from tureen.data_parallel.ray_address import RayCluster, parse_cluster, prepare_environment
+from tureen.data_parallel.remote import RemoteEngine
 from tureen.errors import StartupError
-from tureen.replicas.ray_address import RayCluster, parse_cluster, prepare_environment
-from tureen.replicas.remote import RemoteEngine
 
 ONE = "ray://local?num_cpus=1"
 RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -48,7 +48,7 @@ def test_engines_that_wait_for_a_place_keep_no_thread_from_others(monkeypatch):
     before = process_state.read()
     with lanes.WATCH.pause():  # urllib3, which Ray imports, tries sockets
         pytest.importorskip("ray", reason="the extra ray is not installed")
-        from tureen.replicas import ray_engines
+        from tureen.data_parallel import ray_engines
 
     process_state.restore(before)  # Ray sets variables as it is imported
 

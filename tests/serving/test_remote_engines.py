@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from fake_engine import make_request
-from patience import until
 from remote_engines import (
     DIGESTS,
     Followed,
@@ -23,17 +22,18 @@ from remote_engines import (
 )
 from simulated_processes import play
 from throwaway_ca import Authority
+from timeouts import until
 from warm_structs import is_warm, new_struct
 
 import tureen
 from tureen.config import Config
+from tureen.data_parallel import engine_server, handshake
+from tureen.data_parallel.engine_command import engine_context
+from tureen.data_parallel.handshake import Hello
+from tureen.data_parallel.remote import EngineAddress, parse_address
+from tureen.data_parallel.router import Router
+from tureen.data_parallel.start import front_context, remote_engines
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError, TureenError
-from tureen.replicas import engine_server, greeting
-from tureen.replicas.engine_command import engine_context
-from tureen.replicas.greeting import Hello
-from tureen.replicas.remote import EngineAddress, parse_address
-from tureen.replicas.router import Router
-from tureen.replicas.start import front_context, remote_engines
 from tureen.sandbox.framing import HEADER, MAX_MESSAGE_BYTES, framed
 from tureen.serving import dry_run, healing
 from tureen.weights.source import open_model, weights_digest
@@ -319,7 +319,7 @@ def test_an_engine_with_another_model_is_refused_by_name(name):
 
 
 def test_another_version_is_refused_and_both_are_named(monkeypatch):
-    monkeypatch.setattr("tureen.replicas.remote.hello", lambda: Hello("other", "0.0.7"))
+    monkeypatch.setattr("tureen.data_parallel.remote.hello", lambda: Hello("other", "0.0.7"))
 
     async def place():
         server = await start_engine()
@@ -343,11 +343,11 @@ def test_a_server_of_another_user_is_refused_unless_it_has_a_certificate(monkeyp
 
 
 def test_a_change_of_any_message_changes_the_contract(monkeypatch):
-    before = greeting.contract_digest()
-    greeting.contract_digest.cache_clear()
-    monkeypatch.setattr(greeting, "ToChild", Hello)
-    assert greeting.contract_digest() != before
-    greeting.contract_digest.cache_clear()
+    before = handshake.contract_digest()
+    handshake.contract_digest.cache_clear()
+    monkeypatch.setattr(handshake, "ToChild", Hello)
+    assert handshake.contract_digest() != before
+    handshake.contract_digest.cache_clear()
 
 
 def test_where_nobody_listens_the_address_is_named():
@@ -387,7 +387,7 @@ def test_lengths_and_nonsense_end_the_connection_before_anything_is_made_of_them
     async def scenario():
         server = await start_engine()
         await server.engine.start()
-        hello = framed(msgspec.msgpack.encode(greeting.hello()))
+        hello = framed(msgspec.msgpack.encode(handshake.hello()))
         assert await said_to(server, HEADER.pack(1 << 31), b"x" * 100) == b""
         assert await said_to(server, framed(b"\x80\x04pickle")) == b""
         welcomed = await said_to(server, hello, HEADER.pack(MAX_MESSAGE_BYTES + 1), b"x" * 100)

@@ -8,11 +8,11 @@ import tiny_models
 
 from tureen.build import find_model
 from tureen.config import Config
+from tureen.data_parallel.engine_command import serve_engine
+from tureen.data_parallel.start import check, check_roles, own_config, role_of
 from tureen.devices import cpu
 from tureen.errors import StartupError
-from tureen.fleet.settings import each_model
-from tureen.replicas.engine_command import serve_engine
-from tureen.replicas.start import check, check_roles, own_config, role_of
+from tureen.multi_model.settings import each_model
 
 
 @pytest.fixture(scope="module")

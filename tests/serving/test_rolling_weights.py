@@ -10,8 +10,8 @@ from resumable_requests import request
 from stepped_host import World
 from stepped_replicas import Worlds
 
+from tureen.data_parallel import rolling
 from tureen.errors import Conflict, InvalidRequest
-from tureen.replicas import rolling
 from tureen.serving import healing
 
 NEW = 7

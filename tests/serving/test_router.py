@@ -15,9 +15,9 @@ from stepped_replicas import Worlds
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import GenerateRequest
+from tureen.data_parallel.peer_workers import Company
+from tureen.data_parallel.replica import Passage, Replica
 from tureen.errors import Conflict, NotFound, RequestFailed, Unavailable
-from tureen.replicas.company import Company
-from tureen.replicas.replica import Passage, Replica
 from tureen.serving import healing
 
 DEADLINE_MS = 60_000
@@ -43,7 +43,7 @@ def undisturbed():
 def way(request, monkeypatch):
     """How an engine goes on: behind what was sent, or by making it again."""
     if request.param == "repeated":
-        for module in ("tureen.serving.streams", "tureen.replicas.router"):
+        for module in ("tureen.serving.streams", "tureen.data_parallel.router"):
             monkeypatch.setattr(f"{module}.must_repeat", lambda _: True)
     return request.param
 
@@ -357,7 +357,7 @@ def test_a_drained_replica_gets_nothing_and_its_streams_go_on_elsewhere(undistur
 
 
 def test_restarting_one_after_the_other_is_noticed_by_no_stream(undisturbed, way, monkeypatch):
-    monkeypatch.setattr("tureen.replicas.replica.TICK_S", 0)
+    monkeypatch.setattr("tureen.data_parallel.replica.TICK_S", 0)
 
     async def scenario():
         worlds = await Worlds().start()
@@ -403,7 +403,7 @@ def test_overlapping_restarts_leave_a_replica_as_it_was_and_a_drain_meanwhile_ho
 
 def test_a_request_that_moves_has_what_is_left_of_its_time(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("tureen.replicas.replica.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("tureen.data_parallel.replica.time.monotonic", lambda: clock[0])
     request = GenerateRequest(
         id="r", token_ids=(1,), params=SamplingParams(max_new_tokens=4), max_new_tokens=4, seed=1, deadline_ms=10_000
     )

@@ -7,11 +7,11 @@ import random
 
 import pytest
 from fake_engine import make_request
-from patience import until
+from timeouts import until
 
 from tureen.contract.types import FinishReason, OutputDelta, PositionLogprobs, StepReport, Usage
 from tureen.errors import TureenError, Unavailable
-from tureen.serving.gathering import Gathering
+from tureen.serving.coalescing import Gathering
 from tureen.serving.streams import MERGE_AT, Streams
 
 END = FinishReason(type="length", length=1)
@@ -194,7 +194,7 @@ def test_gathered_tokens_come_by_themselves():
 
 
 def test_a_front_looks_at_how_busy_it_is_only_while_streams_ask(monkeypatch):
-    monkeypatch.setattr("tureen.serving.gathering.LOOK_S", 0.0)
+    monkeypatch.setattr("tureen.serving.coalescing.LOOK_S", 0.0)
 
     async def scenario():
         gathering = Gathering()

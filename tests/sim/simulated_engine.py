@@ -13,10 +13,10 @@ from typing import Any
 from virtual_time import VirtualLoop
 
 from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, EngineRole, FromEngine, ToEngine
+from tureen.data_parallel.replica import OnTurn, ReplicaClient
 from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop
 from tureen.log import Progress, no_progress
-from tureen.replicas.replica import OnTurn, ReplicaClient
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
 

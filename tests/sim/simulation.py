@@ -17,16 +17,16 @@ from inline_compiler import InlineCompiler
 from simulated_engine import Faults, SimulatedHost, Surroundings
 from virtual_time import Clock, VirtualLoop, virtual_time
 
+from tureen.admin.reporter import report_forever
+from tureen.app.application import build_app
 from tureen.config import Config
 from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
 from tureen.contract.types import EngineInfo, EngineRole
-from tureen.control.reporter import report_forever
+from tureen.data_parallel.router import Router
+from tureen.data_parallel.start import FROM_OTHERS
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
-from tureen.front.app import build_app
 from tureen.log import Progress
-from tureen.replicas.router import Router
-from tureen.replicas.start import FROM_OTHERS
 from tureen.runner.fake import FakeRunner
 
 REFUSALS = frozenset({"queue_full", "tokens_per_minute", "too_many_requests", "too_many_sessions"})

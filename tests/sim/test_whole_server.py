@@ -62,13 +62,13 @@ def _never(*_args, **_more):
 
 MISTAKES = {
     "aborts are lost": lambda: mock.patch("tureen.engine.engine.Engine.abort", _never),
-    "a turn of a session is never ended": lambda: mock.patch("tureen.requests.sessions.Turn.end", _never),
+    "a turn of a session is never ended": lambda: mock.patch("tureen.sessions.sessions.Turn.end", _never),
     "names are never given back": lambda: mock.patch("tureen.requests.state.ServerState.leave", _never),
     "recordings are never forgotten": lambda: mock.patch(
-        "tureen.requests.recording.Recordings._is_kept", return_value=True
+        "tureen.recordings.recording.Recordings._is_kept", return_value=True
     ),
     "recordings are forgotten at once": lambda: mock.patch(
-        "tureen.requests.recording.Recordings._is_kept", return_value=False
+        "tureen.recordings.recording.Recordings._is_kept", return_value=False
     ),
     "pages are not given back": lambda: mock.patch("tureen.cache.manager.CacheManager.close", _never),
     "finishes are not counted": lambda: mock.patch("tureen.metrics.Metrics.count_finish", _never),

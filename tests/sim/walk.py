@@ -17,8 +17,8 @@ from simulated_engine import Faults, Surroundings
 from virtual_time import Clock, VirtualLoop, virtual_time
 
 import tureen
+from tureen.app.application import build_app
 from tureen.config import Config
-from tureen.front.app import build_app
 
 PACKAGE = f"{Path(tureen.__file__).parent}/"
 BODY = {"text": "say:hey", "sampling_params": {"temperature": 0}}

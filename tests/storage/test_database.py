@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 from tureen.errors import RequestFailed, StartupError, TureenError, Unavailable
 from tureen.storage import database

@@ -16,7 +16,7 @@ import pytest
 from byte_tokenizer import make_byte_tokenizer
 from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 from tureen.errors import Unavailable
 from tureen.requests.template_pool import TemplatePool

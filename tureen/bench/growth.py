@@ -27,7 +27,7 @@ FRONT_STEP_MS, REPLICA_STEP_MS = 5.0, 40.0
 """A step of the engine: short where fronts are to have much to do, long where engines are to be what is waited for."""
 
 WAIT_S = 300.0
-WORKER = b"tureen.fronts.worker"
+WORKER = b"tureen.api_workers.worker"
 
 
 class StreamLoad(msgspec.Struct, frozen=True):

@@ -12,19 +12,19 @@ import socket
 import sys
 from functools import partial
 
+from tureen.api_workers.owner import Fronts
+from tureen.api_workers.start import DOOR, SharedClient, more_listeners
+from tureen.app.application import build_app
 from tureen.bench.overhead import CAPACITY, fake_info
 from tureen.build import find_model
 from tureen.config import Config
 from tureen.contract.types import EngineInfo
+from tureen.data_parallel.router import Router
+from tureen.data_parallel.start import make_client
 from tureen.engine.engine import Engine
-from tureen.front.app import build_app
-from tureen.fronts.owner import Fronts
-from tureen.fronts.start import DOOR, SharedClient, more_listeners
 from tureen.http.server import ServedApp, Server
 from tureen.log import Progress, no_progress
 from tureen.media.loader import MediaLoader
-from tureen.replicas.router import Router
-from tureen.replicas.start import make_client
 from tureen.runner.fake import FakeRunner
 from tureen.server import SWITCH_INTERVAL_S, fastest_event_loop
 from tureen.serving.client import EngineClient

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from tureen.app.application import build_app
 from tureen.bench.http import Address, BenchError, ClientConnection
 from tureen.bench.report import Spread, spread
 from tureen.config import Config
@@ -19,7 +20,6 @@ from tureen.contract.params import SamplingParams
 from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
 from tureen.contract.types import EngineInfo, GenerateRequest
 from tureen.engine.engine import Engine
-from tureen.front.app import build_app
 from tureen.http.server import Server
 from tureen.log import Progress
 from tureen.runner.fake import FakeRunner

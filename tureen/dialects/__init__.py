@@ -3,8 +3,8 @@ another.
 
 docs/adding-a-dialect.md says how to add one.
 
-Imports: batches, config, contract, errors, files, http, log, media, requests, storage, text;
-asyncio, msgspec, numpy, starlette.
+Imports: batches, clients, config, contract, errors, fields, files, http, log, media, recordings, requests, sessions,
+storage, text; asyncio, msgspec, numpy, starlette.
 Imported by: offline.
 Independent: folders.
 """

@@ -2,6 +2,6 @@
 
 It plans with integers, and knows no tensors, sockets, processes or event loops.
 
-Imports: cache, constraining, contract, errors, grammar, log, sampling, sandbox, text; msgspec, numpy.
-Imported by: bench, build, replicas, serving, tiers.
+Imports: cache, contract, errors, grammar, grammar_service, log, sampling, sandbox, text; msgspec, numpy.
+Imported by: bench, build, data_parallel, kv_offload, serving.
 """

@@ -11,7 +11,7 @@ from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar import Grammar, GrammarError, Mask, Unenforced
 from tureen.grammar.base import Ending, Nearness, Zones, packed
 from tureen.grammar.follower import zones_of
-from tureen.grammar.way_out import way_out
+from tureen.grammar.shortest_completion import way_out
 from tureen.log import get_logger
 
 AWAY = Nearness(False)

@@ -11,8 +11,6 @@ from functools import partial
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
-from tureen.constraining.compiler import Compiler
-from tureen.constraining.masks import MaskThread
 from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, Capacity, Row, RowError, RowOutput, Runner
 from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.engine import finish, output, replays
@@ -38,6 +36,8 @@ from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.engine.states import make_cache
 from tureen.errors import ContextExceeded, InvalidRequest, NotFound, TureenError, Unavailable, echo
+from tureen.grammar_service.compiler import Compiler
+from tureen.grammar_service.masks import MaskThread
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from tureen.constraining.compiler import Compilation, Compiler
-from tureen.constraining.masks import MaskThread, PendingMasks
 from tureen.contract.runner import Row, RowError
 from tureen.contract.types import LaterGrammar
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
 from tureen.grammar import CompiledGrammar, Grammar, GrammarSpec
-from tureen.grammar.way_out import way_out
+from tureen.grammar.shortest_completion import way_out
+from tureen.grammar_service.compiler import Compilation, Compiler
+from tureen.grammar_service.masks import MaskThread, PendingMasks
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tureen.cache.manager import CacheManager
-from tureen.constraining.masks import PendingMasks
 from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner, SlotState
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
@@ -14,6 +13,7 @@ from tureen.engine.guessing import Guesser
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
+from tureen.grammar_service.masks import PendingMasks
 from tureen.log import get_logger
 
 if TYPE_CHECKING:

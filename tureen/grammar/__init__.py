@@ -4,7 +4,7 @@ README.md in this folder says how it is used without the server. A constraint be
 which is compiled for a vocabulary. No tensors, processes or threads.
 
 Imports: errors; msgspec, numpy, regex.
-Imported by: bench, build, constraining, contract, engine, requests, runner, sampling.
+Imported by: bench, build, contract, engine, fields, grammar_service, requests, runner, sampling.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from typing import NoReturn
 from tureen.errors import echo
 from tureen.grammar.alphabet import alphabet_of
 from tureen.grammar.char_sets import NEWLINE, complement
-from tureen.grammar.edges import beginning, chain, either, ending, is_nullable, matches_char
 from tureen.grammar.expression import (
     ANY_CHAR,
     ANYTHING,
@@ -51,6 +50,7 @@ from tureen.grammar.regex_nodes import (
 from tureen.grammar.regex_places import matched, needs_places
 from tureen.grammar.regex_syntax import PatternParser
 from tureen.grammar.regular import strings_of
+from tureen.grammar.transitions import beginning, chain, either, ending, is_nullable, matches_char
 
 MAX_STEPS = 10_000  # of resolving the assertions of one pattern
 MAX_SIZE = 50_000  # of the expression, which repeats what follows an alternative

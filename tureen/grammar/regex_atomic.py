@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from tureen.grammar.edges import chain, is_nullable
 from tureen.grammar.expression import EMPTY, Chain, Choice, Expression, GrammarError, Repeat
 from tureen.grammar.regex_nodes import (
     ASSERTING,
@@ -18,6 +17,7 @@ from tureen.grammar.regex_nodes import (
     unmarked,
 )
 from tureen.grammar.regular import continuations
+from tureen.grammar.transitions import chain, is_nullable
 
 MAX_STATES = 500
 

@@ -9,8 +9,8 @@ import msgspec
 
 from tureen.grammar.alphabet import Ranges, merged
 from tureen.grammar.char_sets import NEWLINE, complement, intersection
-from tureen.grammar.edges import chain, chars, either, is_nullable, matches_char
 from tureen.grammar.expression import EMPTY, NOTHING, Chain, Chars, Choice, Expression, Repeat, Text
+from tureen.grammar.transitions import chain, chars, either, is_nullable, matches_char
 
 MarkKind: TypeAlias = Literal["start", "line start", "end", "final", "line end", "boundary", "no boundary"]
 

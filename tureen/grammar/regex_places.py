@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from tureen.grammar.alphabet import alphabet_of
 from tureen.grammar.char_sets import NEWLINE, complement, intersection
-from tureen.grammar.edges import chain, chars, either
 from tureen.grammar.expression import (
     ANY_CHAR,
     ANYTHING,
@@ -43,6 +42,7 @@ from tureen.grammar.regex_nodes import (
     sequence,
 )
 from tureen.grammar.regular import automaton, expression_of
+from tureen.grammar.transitions import chain, chars, either
 
 PLACES = (0xFDD0, 0xFDEF)
 PLACE = Chars((PLACES,))

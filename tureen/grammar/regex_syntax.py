@@ -14,7 +14,6 @@ from tureen.grammar.char_sets import (
     python_class,
     variants,
 )
-from tureen.grammar.edges import chars
 from tureen.grammar.expression import (
     ANY_CHAR,
     EMPTY,
@@ -55,6 +54,7 @@ from tureen.grammar.regex_nodes import (
     unmarked,
     written,
 )
+from tureen.grammar.transitions import chars
 
 MAX_PATTERN = 64 * 1024  # characters
 MAX_DEPTH = 50  # groups in each other

@@ -10,10 +10,10 @@ from typing import Any
 from tureen.errors import echo
 from tureen.grammar.base import Vocabulary
 from tureen.grammar.expression import EMPTY, Choice, Expression, GrammarError, Language, Repeat, Unenforced
+from tureen.grammar.fragments import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.free_text import endless, free_of, up_to
 from tureen.grammar.guard.finding import Follows, follows_all
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
-from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.rules import calls, chain, choice, reachable, repeat
 from tureen.grammar.tag_leaves import FormatPlace, GuardedLeaves, LeafFormats

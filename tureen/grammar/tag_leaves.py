@@ -21,12 +21,12 @@ from tureen.grammar.expression import (
     Terminal,
     Unenforced,
 )
+from tureen.grammar.fragments import Assembly, TerminalPiece, fixed
 from tureen.grammar.free_text import any_of, endless, free_of, to_the_end, up_to
 from tureen.grammar.guard.facts import GuardNode
 from tureen.grammar.guard.finding import Follows
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
-from tureen.grammar.pieces import Assembly, TerminalPiece, fixed
 from tureen.grammar.regex_classes import PythonFlavour
 from tureen.grammar.regular import continuations, first_chars, is_empty
 from tureen.grammar.rules import SOMETHING, calls, can_be_empty, chain, replaced

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tureen.grammar.fragments import apart
 from tureen.grammar.guard.facts import NOWHERE, THE_END, FixedStep, FreeStep, GuardNode, KeyStep, Step, ValueStep
-from tureen.grammar.pieces import apart
 from tureen.grammar.schema.tagged import STYLES, TagStyle
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tureen.clients.keys import NO_LIMITS, Limits
+from tureen.clients.quotas import ClientId, ClientWork
 from tureen.errors import TureenError
+from tureen.fields.ignored import Telling
 from tureen.http.errors import error_response
-from tureen.requests.keys import NO_LIMITS, Limits
-from tureen.requests.quotas import ClientId, ClientWork
-from tureen.requests.telling import Telling
 
 if TYPE_CHECKING:
     from tureen.requests.generation import RequestTrace

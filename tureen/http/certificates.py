@@ -14,8 +14,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from tureen.clients.keys import read_file, read_secret
 from tureen.errors import StartupError
-from tureen.requests.keys import read_file, read_secret
 
 CRL_BLOCK = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 OTHER_BLOCK = re.compile(rb"-----BEGIN (?!X509 CRL-----)")

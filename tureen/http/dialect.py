@@ -17,14 +17,14 @@ from starlette.routing import Route, request_response
 from starlette.types import ASGIApp
 
 from tureen.errors import TureenError
+from tureen.fields.body import convert, read_json, refuse_unknown
+from tureen.fields.rules import FieldTable
 from tureen.http.call import call_of, until_gone
 from tureen.http.errors import error_response
 from tureen.http.sse import EventStream
 from tureen.registry import find_dialects
-from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.offload import INLINE_CHARS, offload
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import FieldTable
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.types import Message
 
+from tureen.clients.quotas import ClientWork, serving
 from tureen.errors import InvalidRequest, RequestFailed, TureenError
+from tureen.fields import ignored
 from tureen.http.call import SCOPE_KEY, ClientCall, error_response_for
 from tureen.http.dialect import Entry
 from tureen.log import get_logger
-from tureen.requests import telling
-from tureen.requests.quotas import ClientWork, serving
 
 log = get_logger("http")
 
@@ -52,7 +52,7 @@ async def call_route(entry: Entry, body: bytes, call: ClientCall, work: ClientWo
     async def send(message: Message) -> None:
         sent.append(message)
 
-    token = telling.current.set(call.telling)
+    token = ignored.current.set(call.telling)
     with serving(work):
         try:
             response = await entry.endpoint(Request(scope, receive))
@@ -65,7 +65,7 @@ async def call_route(entry: Entry, body: bytes, call: ClientCall, work: ClientWo
             failure = RequestFailed("an internal error ended this request; the server runs on")
             response = error_response_for(failure, scope)
         finally:
-            telling.current.reset(token)
+            ignored.current.reset(token)
         await response(scope, receive, send)
     head = sent[0]
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head["headers"]}

@@ -14,7 +14,11 @@ from typing import Any, cast
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tureen.clients.keys import NO_LIMITS, SCHEME, Key, Keys
+from tureen.clients.quotas import Account, ClientWork, serving
 from tureen.errors import Forbidden, InvalidRequest, PayloadTooLarge, RequestTimeout, TureenError, echo
+from tureen.fields import ignored
+from tureen.fields.ignored import UnknownFields
 from tureen.http.awake import AwakeTimer
 from tureen.http.call import ClientCall, call_of, error_response_for
 from tureen.http.dialect import Entry, RenderError, dialects
@@ -23,11 +27,7 @@ from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK, UNIX
 from tureen.http.origins import Hosts, is_allowed
 from tureen.log import RateLimit, get_logger
-from tureen.requests import telling
-from tureen.requests.keys import NO_LIMITS, SCHEME, Key, Keys
-from tureen.requests.quotas import Account, ClientWork, serving
 from tureen.requests.state import ServerState
-from tureen.requests.telling import UnknownFields
 
 QUIET_PATHS = ("/health", "/metrics", "/status/live")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
@@ -189,12 +189,12 @@ class Limiter:
                 message = {**message, "headers": headers}
             await send(message)
 
-        token = telling.current.set(told)
+        token = ignored.current.set(told)
         try:
             with work.account.running(), serving(work):
                 await self._app(scope, receive, send_telling)
         finally:
-            telling.current.reset(token)
+            ignored.current.reset(token)
 
 
 def is_strict(scope: Scope) -> bool:

@@ -14,12 +14,12 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tureen.clients.quotas import ClientWork
 from tureen.errors import InvalidRequest, TureenError
 from tureen.http.call import SCOPE_KEY, call_of, error_response_for
 from tureen.http.dialect import ClientGone, Docs, Entry, unless_gone
 from tureen.http.sse import StreamedResponse, event
-from tureen.requests.quotas import ClientWork
-from tureen.requests.recording import Recording
+from tureen.recordings.recording import Recording
 from tureen.requests.state import ServerState
 
 KEY_HEADER = b"idempotency-key"

@@ -17,13 +17,13 @@ import uvicorn
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
+from tureen.clients.keys import load_keys
 from tureen.config import Config
 from tureen.errors import StartupError, TureenError
 from tureen.http.connection import Admission, Connection
 from tureen.http.listener import max_connections
 from tureen.http.tls import load_context
 from tureen.log import RateLimit, get_logger
-from tureen.requests.keys import load_keys
 from tureen.requests.state import ServerState
 from tureen.struct_warm_up import warm_up_structs
 

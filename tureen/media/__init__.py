@@ -3,5 +3,5 @@
 Pillow and numpy; no torch.
 
 Imports: config, errors, extras, files, registry, sandbox; PIL, asyncio, av, httptools, msgspec, numpy.
-Imported by: bench, build, control, dialects, fetching, fleet, front, fronts, models, requests, runner, vision.
+Imported by: admin, api_workers, app, bench, build, dialects, fetching, models, multi_model, requests, runner, vision.
 """

@@ -14,18 +14,19 @@ import msgspec
 from tureen.contract.params import CONSTRAINTS
 from tureen.contract.types import HiddenStates, LogprobSpec
 from tureen.errors import InvalidRequest
+from tureen.fields import ignored
 from tureen.grammar.base import GrammarSpec
 from tureen.log import get_logger
 from tureen.media.base import Modality
-from tureen.requests import planning, telling, tokenising
+from tureen.requests import planning, tokenising
 from tureen.requests.answer_format import AnswerFormat, answer_format
 from tureen.requests.chat_prompt import ChatMedia, ChatPrompt, chat_prompt
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.loading import loading
 from tureen.requests.offload import offload
+from tureen.requests.output_parser import Reading
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import id_lists, last_tokens
-from tureen.requests.reading import Reading
 from tureen.requests.state import Context, ServerState
 from tureen.text.messages import Message, Tool, ToolChoice
 from tureen.text.reasoning import ReasoningFormat
@@ -179,7 +180,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
         strict = strict or bool(sampling.get("strict_schema"))
     for name in CONSTRAINTS:  # the constraint of an answer does not apply to calls
         if sampling.pop(name, None) is not None:
-            telling.tell(chat.names.path(name), "tool_choice requires calls, so there is no answer to constrain")
+            ignored.tell(chat.names.path(name), "tool_choice requires calls, so there is no answer to constrain")
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     error_fields = _error_fields(tag, chat)
     return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, error_fields)

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tureen.clients.quotas import current_work
 from tureen.config import Config
-from tureen.constraining.availability import why_unconstrained
 from tureen.contract.params import CONSTRAINTS, JsonObject, SamplingParams
 from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import ContextExceeded, InvalidRequest
+from tureen.fields import ignored
+from tureen.fields.shared import MAX_TOP_LOGPROBS
 from tureen.grammar.base import GrammarSpec
-from tureen.requests import telling
+from tureen.grammar_service.availability import why_unconstrained
+from tureen.requests.output_parser import PLAIN, Reading
 from tureen.requests.planning import Sampling, name_requests
 from tureen.requests.prompts import Prompt, too_long
-from tureen.requests.quotas import current_work
-from tureen.requests.reading import PLAIN, Reading
-from tureen.requests.shared_fields import MAX_TOP_LOGPROBS
 from tureen.requests.state import Context, ServerState
 
 ALL = -1
@@ -175,7 +175,7 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
         raise InvalidRequest(f"{field} needs custom_logit_processor, which reads it", field=field)
     constraint = constrained(sampling.params, sampling.names.path, context.config)
     if constraint.grammar is None and not sampling.params.close_early and sampling.origins["close_early"] == "request":
-        telling.tell(sampling.names.path("close_early"), "it applies only to constrained outputs")
+        ignored.tell(sampling.names.path("close_early"), "it applies only to constrained outputs")
     num_prompt = len(draft.prompts[index].token_ids)
     limit_field = sampling.names.path("max_new_tokens") if _sends_limit(sampling) else ""
     most = _max_new_tokens(sampling, draft.names[index], num_prompt, context)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import EngineInfo, HiddenStates
 from tureen.errors import DeadlineExceeded, InvalidRequest, echo
-from tureen.requests import tokenising, waves
+from tureen.requests import batching, tokenising
+from tureen.requests.batching import Requester
 from tureen.requests.drafts import Options
 from tureen.requests.generation import Output
 from tureen.requests.offload import offload
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
-from tureen.requests.waves import Requester
 from tureen.text.tokenizer import Tokenizer
 
 NOTHING_DRAWN = Sampling(SamplingParams(max_new_tokens=0), {}, Names())
@@ -88,7 +88,8 @@ async def embed(
         inputs = await _cut(inputs, limit_of(chosen.truncate, context), context.tokenizer)
     resolved = await tokenising.resolve(inputs, names, state)
     options = Options(hidden_states=chosen.hidden_states, adapter=chosen.adapter, priority=chosen.priority)
-    return await waves.run_all(waves.draft_of(resolved, names, NOTHING_DRAWN, options, requester), requester, state)
+    draft = batching.draft_of(resolved, names, NOTHING_DRAWN, options, requester)
+    return await batching.run_all(draft, requester, state)
 
 
 def vector_of(output: Output) -> NDArray[np.float64]:

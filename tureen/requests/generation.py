@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from tureen.clients.quotas import current_work
 from tureen.contract.types import (
     Explanation,
     FinishReason,
@@ -25,8 +26,7 @@ from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.metrics import Metrics
 from tureen.requests.drafts import EffectiveParams, Plan
-from tureen.requests.quotas import current_work
-from tureen.requests.reading import PLAIN, OutputReader, Reading
+from tureen.requests.output_parser import PLAIN, OutputReader, Reading
 from tureen.requests.state import ServerState
 from tureen.text.messages import Part
 

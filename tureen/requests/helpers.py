@@ -13,8 +13,8 @@ from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import helpers_down
 
 if TYPE_CHECKING:
-    from tureen.constraining.check import Checker, CheckVerdict
     from tureen.grammar import GrammarSpec
+    from tureen.grammar_service.check import Checker, CheckVerdict
 
 log = get_logger("http")
 
@@ -50,7 +50,7 @@ class Helpers:
     def checker(self) -> Checker:
         """Client of the process that checks constrained outputs. Raises OSError when the system cannot start it."""
         if self._checker is None:
-            from tureen.constraining.check import Checker  # noqa: PLC0415 - imports the validation libraries
+            from tureen.grammar_service.check import Checker  # noqa: PLC0415 - imports the validation libraries
 
             self._checker = Checker()
             self._checker.supervisor.share(self._budget)

@@ -12,13 +12,13 @@ import msgspec
 from tureen.contract.params import JsonObject
 from tureen.contract.types import NO_TOKEN, PICTURE, VIDEO, MediaItem
 from tureen.errors import InvalidRequest, RequestFailed, echo
+from tureen.fields.ignored import tell
 from tureen.media.base import Family, Modality, Prepared
 from tureen.media.loader import MAX_REFERENCES, MediaLoader
 from tureen.requests.offload import LARGE, offload
 from tureen.requests.planning import per_prompt
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.state import Context
-from tureen.requests.telling import tell
 
 MediaReference = str | JsonObject
 """A URL, data URL, path or base64; or an object that has it as `url`."""

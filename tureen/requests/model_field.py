@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tureen.errors import NotFound, echo
-from tureen.requests import telling
+from tureen.fields import ignored
 from tureen.requests.state import ServerState
 
 ANY = ("", "default", "tgi", "dummy")
@@ -76,7 +76,7 @@ def adapter_of(model: str | None, state: ServerState) -> str:
         return ""
     if is_strict:
         raise unknown_model(model, [served, *state.adapters] if models is None else models.names())
-    telling.tell("model", f"this server has one model, {served}, which accepts any name")
+    ignored.tell("model", f"this server has one model, {served}, which accepts any name")
     return ""
 
 

@@ -9,8 +9,8 @@ from contextvars import copy_context
 from threading import Event
 from typing import ParamSpec, TypeVar
 
+from tureen.clients.quotas import current_work
 from tureen.errors import Unavailable
-from tureen.requests.quotas import current_work
 
 P = ParamSpec("P")
 T = TypeVar("T")

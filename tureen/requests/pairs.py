@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import LEAST_LOGPROB, LogprobSpec, ScoreActivation
-from tureen.requests import tokenising, waves
+from tureen.requests import batching, tokenising
+from tureen.requests.batching import Requester
 from tureen.requests.drafts import Options
 from tureen.requests.embedding import NOTHING_DRAWN, limit_of, vector_of
 from tureen.requests.generation import Output
@@ -19,7 +20,6 @@ from tureen.requests.offload import offload
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
-from tureen.requests.waves import Requester
 
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -60,7 +60,8 @@ async def classify(
     prompts = await offload.run_each(size, lambda pair: prompt_of(pair, limit, state.context), pairs)
     _check(prompts, names, state.context)
     options = Options(hidden_states="last" if _is_decoder(state) else "pooled", priority=priority)
-    outputs = await waves.run_all(waves.draft_of(prompts, names, NOTHING_DRAWN, options, requester), requester, state)
+    draft = batching.draft_of(prompts, names, NOTHING_DRAWN, options, requester)
+    outputs = await batching.run_all(draft, requester, state)
     return [Scored(activated(vector_of(output), activation), output) for output in outputs]
 
 
@@ -92,7 +93,7 @@ async def judge(
     prompts = [Prompt([*around[0], *content[:room], *around[1]]) for content in contents]
     _check(prompts, names, state.context)
     options = Options(logprobs=LogprobSpec(token_ids=(how.yes, how.no), mode="raw"), priority=priority)
-    outputs = await waves.run_all(waves.draft_of(prompts, names, ONE_TOKEN, options, requester), requester, state)
+    outputs = await batching.run_all(batching.draft_of(prompts, names, ONE_TOKEN, options, requester), requester, state)
     return [Scored(np.array([yes_share(output)]), output) for output in outputs]
 
 

@@ -17,8 +17,8 @@ from tureen.contract.params import (
 )
 from tureen.contract.types import BannedTokens
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import telling
-from tureen.requests.body import convert
+from tureen.fields import ignored
+from tureen.fields.body import convert
 from tureen.requests.offload import offload
 from tureen.requests.state import Context
 from tureen.text.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def _with_known_ends(params: SamplingParams, vocab_size: int, names: Names) -> S
     known = tuple(token_id for token_id in params.stop_token_ids if token_id < vocab_size)
     if len(known) == len(params.stop_token_ids):
         return params
-    telling.tell(
+    ignored.tell(
         names.path("stop_token_ids"), f"the vocabulary has {vocab_size} tokens, so no output has all these ids"
     )
     return msgspec.structs.replace(params, stop_token_ids=known)

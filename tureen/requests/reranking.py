@@ -10,13 +10,13 @@ import numpy as np
 from tureen.contract.types import EngineInfo
 from tureen.errors import InvalidRequest
 from tureen.requests import embedding, pairs, planning, tokenising
+from tureen.requests.batching import Requester
 from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.generation import Output
 from tureen.requests.offload import offload
 from tureen.requests.pairs import Pair, Scored
 from tureen.requests.prompts import Texts
 from tureen.requests.state import Context, ServerState
-from tureen.requests.waves import Requester
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")

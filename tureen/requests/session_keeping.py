@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from tureen.errors import Conflict, StartupError, TooManyRequests, TureenError, echo
 from tureen.files import sample_digest
-from tureen.requests.session_tree import Session, SessionRequest, ancestry
 from tureen.requests.state import ServerState
+from tureen.sessions.tree import Session, SessionRequest, ancestry
 from tureen.storage.sessions import FLAG, RequestRow, SessionFile, SessionRow
 
 INTERVAL_S = 1.0

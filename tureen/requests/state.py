@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import msgspec
 
+from tureen.clients.keys import load_keys
+from tureen.clients.queue_room import Admitted, QueueRoom
+from tureen.clients.quotas import Quotas
 from tureen.config import Config
 from tureen.contract.params import SamplingParams, check_params
 from tureen.contract.types import PICTURE, VIDEO, EngineInfo
 from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_loaded
+from tureen.fields.body import convert, read_json, read_params
 from tureen.media.base import Family
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
+from tureen.recordings.recording import Recordings
 from tureen.requests import template_pool
-from tureen.requests.body import convert, read_json, read_params
 from tureen.requests.helpers import Helpers
-from tureen.requests.keys import load_keys
-from tureen.requests.queue_room import Admitted, QueueRoom
-from tureen.requests.quotas import Quotas
-from tureen.requests.recording import Recordings
-from tureen.requests.sessions import Sessions
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
 from tureen.serving.client import EngineClient
 from tureen.serving.dry_run import dry_run
 from tureen.serving.streams import Interval
+from tureen.sessions.sessions import Sessions
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
 
 if TYPE_CHECKING:
+    from tureen.clients.use_keeping import UseKeeper
     from tureen.requests.other_fronts import OtherFronts
-    from tureen.requests.use_keeping import UseKeeper
-    from tureen.serving.gathering import Gathering
+    from tureen.serving.coalescing import Gathering
 
 DRAIN_RETRY_S = 5
 
@@ -293,7 +293,7 @@ def open_use(config: Config, quotas: Quotas) -> UseKeeper | None:
     """Opens the file of --usage-db; None if the clients' use is not stored. Raises StartupError."""
     if config.usage_db is None:
         return None
-    keeping = importlib.import_module("tureen.requests.use_keeping")  # SQLite, for servers that keep something only
+    keeping = importlib.import_module("tureen.clients.use_keeping")  # SQLite, for servers that keep something only
     keeper: UseKeeper = keeping.UseKeeper(quotas, config.usage_db)
     return keeper
 
@@ -339,7 +339,7 @@ class ServerState:
         """Tokens per event, or the object that merges events while this process is busy."""
         if self.context.config.stream_interval != "auto":
             return self.context.config.stream_interval
-        gathering: Gathering = importlib.import_module("tureen.serving.gathering").Gathering()
+        gathering: Gathering = importlib.import_module("tureen.serving.coalescing").Gathering()
         return gathering
 
     @property

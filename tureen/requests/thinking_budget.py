@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from tureen.clients.quotas import current_work
 from tureen.contract.types import Explanation, GenerateRequest, LaterGrammar
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
-from tureen.requests.quotas import current_work
 from tureen.requests.state import ServerState
 
 

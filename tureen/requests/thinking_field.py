@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tureen.errors import InvalidRequest
-from tureen.requests import telling
+from tureen.fields import ignored
 from tureen.requests.state import Context
 from tureen.text.messages import Tool
 
@@ -39,7 +39,7 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
             return {name: enable}
     thinks = context.reasoning_format is not None
     if enable and not thinks:
-        telling.tell(field, NOT_THINKING)
+        ignored.tell(field, NOT_THINKING)
     if thinks and not enable:
         raise InvalidRequest(
             f"{field}: this model always thinks, because its chat template cannot turn reasoning off; leave the field "
@@ -65,7 +65,7 @@ def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Conte
         return {EFFORT: effort}
     if effort == "none":
         return dict(thinking_kwargs(False, field, tools, context))
-    telling.tell(field, "this model's chat template has no reasoning levels")
+    ignored.tell(field, "this model's chat template has no reasoning levels")
     return {}
 
 
@@ -80,5 +80,5 @@ def known_kwargs(kwargs: Mapping[str, Any], field: str, tools: Sequence[Tool], c
         if name in known or name == "chat_template" or difflib.get_close_matches(name[:64], known, n=1, cutoff=NEAR):
             kept[name] = value
         elif value is not None:
-            telling.tell(f"{field}.{name}", "this model's chat template does not have this variable", is_declared=False)
+            ignored.tell(f"{field}.{name}", "this model's chat template does not have this variable", is_declared=False)
     return kept

@@ -1,6 +1,6 @@
 """The process that is a rank of a trainer's process group and writes the weights that the trainer broadcasts.
 
-control/weight_group.py starts it with FD, one end of a socket pair. If the trainer dies, or sends nothing, only this
+admin/weight_group.py starts it with FD, one end of a socket pair. If the trainer dies, or sends nothing, only this
 process waits for it.
 """
 

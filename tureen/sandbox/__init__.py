@@ -1,6 +1,6 @@
 """Child processes: starts all of them; confines, watches and replaces fork servers and their workers.
 
 Imports: config, devices, log.
-Imported by: bench, build, cli, constraining, control, engine, fleet, fronts, media, replicas, requests, runner,
-sampling, serving.
+Imported by: admin, api_workers, bench, build, cli, data_parallel, engine, grammar_service, media, multi_model,
+requests, runner, sampling, serving.
 """

@@ -18,8 +18,8 @@ from tureen.log import get_logger
 from tureen.sandbox import seccomp
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.fork_server import ENDED, FORK, PING, READY
+from tureen.sandbox.heartbeat import Patience, Pulse
 from tureen.sandbox.limits import WorkerLimits
-from tureen.sandbox.pulse import Patience, Pulse
 from tureen.sandbox.worker import Lost, Worker, readable
 
 TICK_S = 0.25

@@ -2,5 +2,5 @@
 
 Imports: config, config_facts, contract, engine, errors, files, log, logit_processor, sandbox,
 struct_warm_up; asyncio, msgspec.
-Imported by: bench, build, control, fleet, front, fronts, offline, replicas, requests, server.
+Imported by: admin, api_workers, app, bench, build, clients, data_parallel, multi_model, offline, requests, server.
 """

@@ -23,7 +23,7 @@ from tureen.errors import InvalidRequest, Unavailable
 from tureen.log import get_logger
 from tureen.sandbox import child_process
 from tureen.sandbox.expendable import BEGUN, OUT_OF_MEMORY
-from tureen.sandbox.pulse import Patience, Pulse
+from tureen.sandbox.heartbeat import Patience, Pulse
 from tureen.serving.watchdog import processor_s
 
 PROGRAM: Final = "tureen.runner.dry_run_child"

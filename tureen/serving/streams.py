@@ -29,12 +29,12 @@ from tureen.contract.types import (
     Usage,
 )
 from tureen.log import get_logger
+from tureen.serving.crash_bisection import POISON_AFTER, Trials
 from tureen.serving.journal import Journal
-from tureen.serving.repeats import RepeatedOutput, must_repeat
-from tureen.serving.trials import POISON_AFTER, Trials
+from tureen.serving.replay_check import RepeatedOutput, must_repeat
 
 if TYPE_CHECKING:
-    from tureen.serving.gathering import Gathering
+    from tureen.serving.coalescing import Gathering
 
 ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
     kind.status: kind

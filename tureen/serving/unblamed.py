@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from tureen import errors
+from tureen.serving.crash_bisection import POISON_AFTER
 from tureen.serving.streams import Streams
-from tureen.serving.trials import POISON_AFTER
 
 
 class UnblamedStreams(Streams):

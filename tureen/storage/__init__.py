@@ -3,5 +3,5 @@
 Nothing of it is imported by a server without a setting that names such a file.
 
 Imports: errors, files, log; asyncio, msgspec.
-Imported by: batches, dialects, requests.
+Imported by: batches, clients, dialects, recordings, requests.
 """

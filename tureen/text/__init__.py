@@ -2,5 +2,5 @@
 parsers of reasoning and tool calls.
 
 Imports: contract, errors, files, log; jinja2, msgspec, numpy, regex, tokenizers.
-Imported by: bench, build, control, dialects, engine, front, fronts, http, requests, weights.
+Imported by: admin, api_workers, app, bench, build, dialects, engine, fields, http, requests, sessions, weights.
 """

@@ -1,5 +1,5 @@
 """Model files: sources, GGUF, safetensors, ONNX, quantisations. No torch except in `tensors`.
 
 Imports: config, contract, errors, extras, fetching, files, log, registry, text; jsonschema_rs, msgspec, numpy, torch.
-Imported by: bench, build, control, fleet, lora, models, recipes, replicas, runner.
+Imported by: admin, bench, build, data_parallel, lora, models, multi_model, recipes, runner.
 """

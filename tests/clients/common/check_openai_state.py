@@ -6,8 +6,8 @@ import json
 
 import openai
 import pytest
-from patience import wait_until
 from questions import CAPITAL, LONG
+from timeouts import wait_until
 
 CLIENT = "OpenAI's SDK (Python): responses and batches that are kept"
 PACKAGES = ("openai",)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from patience import PATIENCE_S, wait_until
 from questions import CAPITAL, DESCRIBE, Person
+from timeouts import PATIENCE_S, wait_until
 
 CLIENT = "LiteLLM's proxy"
 PACKAGES = ("litellm",)

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from agent_server import repeat_call
 from connect_page import variables
-from patience import PATIENCE_S, wait_until
 from questions import CAPITAL
+from timeouts import PATIENCE_S, wait_until
 
 CLIENT = "Open WebUI"
 PACKAGES = ("open-webui",)

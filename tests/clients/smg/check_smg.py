@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from patience import wait_until
+from timeouts import wait_until
 
 CLIENT = "Shepherd Model Gateway (SGLang's router)"
 PACKAGES = ("smg",)

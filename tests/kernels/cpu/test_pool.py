@@ -2,7 +2,7 @@ import random
 import threading
 
 import pytest
-from patience import wait_until
+from timeouts import wait_until
 
 native = pytest.importorskip("tureen.kernels.cpu._native")
 

@@ -9,7 +9,7 @@ import pytest
 from app_under_test import App
 from work import counted
 
-GUARDS = ("contract", "dialects", "front", "http", "requests")
+GUARDS = ("contract", "dialects", "app", "http", "requests")
 
 MODEL = {"model": "default"}
 SPARE = 4000

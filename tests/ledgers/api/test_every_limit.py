@@ -15,7 +15,7 @@ from work import counted
 
 from tureen.http.dialect import Entry
 
-GUARDS = ("contract", "dialects", "front", "http", "requests")
+GUARDS = ("contract", "dialects", "app", "http", "requests")
 
 SPARE = 1000
 """Calls and lines by which two refusals may differ."""

@@ -12,7 +12,7 @@ import sys
 import pytest
 from app_under_test import LiveServer
 
-GUARDS = ("contract", "dialects", "front", "http", "requests")
+GUARDS = ("contract", "dialects", "app", "http", "requests")
 
 KEY, ADMIN_KEY = "of-a-user", "of-the-admin"
 NOT_HERE = (

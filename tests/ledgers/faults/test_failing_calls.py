@@ -11,21 +11,21 @@ import fake_engine
 import pytest
 from app_under_test import LiveServer, ThreadedApp
 from byte_tokenizer import EOS, VOCAB_SIZE
-from patience import until, wait_until
+from timeouts import until, wait_until
 
 sys.path.append(str(Path(__file__).parents[2] / "faults"))
 from kth_call import SITES, Failing, Site, assert_nothing_left, children, each_failure, held, no_more
 
 from tureen.config import Config
-from tureen.constraining.compiler import Compiler
 from tureen.engine.engine import Engine
 from tureen.errors import TureenError
 from tureen.grammar.base import Vocabulary
+from tureen.grammar_service.compiler import Compiler
 from tureen.log import no_progress
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 
-GUARDS = ("constraining", "grammar", "http", "sandbox", "serving")
+GUARDS = ("grammar_service", "grammar", "http", "sandbox", "serving")
 ANSWER = "00-ab"
 REGEX = r"00-[a]b"
 

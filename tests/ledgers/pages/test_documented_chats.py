@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from patience import PATIENCE_S
 from server_process import ServerProcess
+from timeouts import PATIENCE_S
 
-GUARDS = ("docs/*.md", "README.md", "dialects", "contract", "requests", "front")
+GUARDS = ("docs/*.md", "README.md", "dialects", "contract", "requests", "app")
 
 pytestmark = pytest.mark.model
 

@@ -12,7 +12,7 @@ import pytest
 from page_blocks import Block, all_blocks
 from page_commands import completed
 
-GUARDS = ("docs/*.md", "README.md", "CONTRIBUTING.md", "cli", "front", "http", "dialects", "contract", "requests")
+GUARDS = ("docs/*.md", "README.md", "CONTRIBUTING.md", "cli", "app", "http", "dialects", "contract", "requests")
 
 pytestmark = pytest.mark.model
 

@@ -15,11 +15,11 @@ import httpx
 import pytest
 import shape_drawings
 from followers import MAX_ATTEMPTS
-from patience import PATIENCE_S
 from server_process import PATIENT_SANDBOX, ServerProcess
 from throwaway_ca import Authority
+from timeouts import PATIENCE_S
 
-GUARDS = ("examples/*", "cli", "front", "http", "dialects", "sampling")
+GUARDS = ("examples/*", "cli", "app", "http", "dialects", "sampling")
 
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

@@ -20,7 +20,7 @@ GUARDS = (
     "docs/models-by-name.md",
     "docs/terminal.md",
     "cli",
-    "fleet",
+    "multi_model",
     "fetching",
 )
 

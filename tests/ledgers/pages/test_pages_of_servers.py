@@ -16,10 +16,10 @@ from followers import MAX_ATTEMPTS
 from free_ports import free_port
 from page_blocks import block_with
 from page_commands import check_statuses, commands, flags_of, run
-from patience import wait_until
 from server_process import PATIENT_SANDBOX, ServerProcess
+from timeouts import wait_until
 
-GUARDS = ("docs/*.md", "README.md", "cli", "front", "fronts", "http", "dialects", "storage", "engine")
+GUARDS = ("docs/*.md", "README.md", "cli", "app", "api_workers", "http", "dialects", "storage", "engine")
 
 pytestmark = pytest.mark.model
 

@@ -13,7 +13,7 @@ from page_commands import check_statuses, commands, run
 from real_app import write_model
 from server_process import ServerProcess
 
-GUARDS = ("docs/scaling.md", "docs/operations.md", "replicas", "serving", "runner", "weights")
+GUARDS = ("docs/scaling.md", "docs/operations.md", "data_parallel", "serving", "runner", "weights")
 
 
 @pytest.fixture(scope="module")

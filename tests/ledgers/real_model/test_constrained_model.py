@@ -16,12 +16,12 @@ from pathlib import Path
 import httpx
 import jsonschema
 import pytest
-from patience import wait_until
 from server_process import ServerProcess, metric
+from timeouts import wait_until
 
 from tureen.weights.source import load_tokenizer
 
-GUARDS = ("grammar", "constraining", "sampling", "engine", "docs/structured-outputs.md")
+GUARDS = ("grammar", "grammar_service", "sampling", "engine", "docs/structured-outputs.md")
 
 pytestmark = pytest.mark.model
 

@@ -13,7 +13,7 @@ from server_process import ServerProcess
 
 import tureen
 
-GUARDS = ("tiers", "cache", "storage", "replicas")
+GUARDS = ("kv_offload", "cache", "storage", "data_parallel")
 
 
 PROMPT = "The Amazon is a river in South America. " * 12 + "Its mouth lies in"

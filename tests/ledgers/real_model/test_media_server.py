@@ -13,8 +13,8 @@ import httpx
 import pytest
 import tiny_llava
 import torch
-from patience import wait_until
 from server_process import ServerProcess, metric
+from timeouts import wait_until
 
 import tureen
 from tureen.weights.source import load_tokenizer, resolve_model

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from patience import wait_until
 from server_process import ServerProcess
+from timeouts import wait_until
 
 GUARDS = ("models", "runner", "kernels", "layers", "text", "weights")
 

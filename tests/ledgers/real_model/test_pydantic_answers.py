@@ -7,7 +7,7 @@ from openai_judge import make_client
 from pydantic import BaseModel
 from pydantic_models import MODELS, NOT_TOLD
 
-GUARDS = ("grammar", "constraining", "dialects")
+GUARDS = ("grammar", "grammar_service", "dialects")
 
 pytestmark = pytest.mark.model
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from server_process import ServerProcess
 
-GUARDS = ("dialects", "text", "grammar", "constraining", "docs/tool-calls.md")
+GUARDS = ("dialects", "text", "grammar", "grammar_service", "docs/tool-calls.md")
 
 pytestmark = pytest.mark.model
 

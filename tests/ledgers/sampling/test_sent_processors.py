@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from tureen.config import Config
+from tureen.fields.processor import check_processor
 from tureen.logit_processor import SGLANG_NAMES
-from tureen.requests.processor_field import check_processor
 
 FIELD, OFF = "custom_logit_processor", Config()
 COMPAT = Path(__file__).resolve().parents[3] / "compat" / "sglang"

@@ -13,8 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cut_wire import EACH_TOKEN
-from patience import PATIENCE_S
 from server_process import ServerProcess
+from timeouts import PATIENCE_S
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SERVER = ("--resume-grace", str(PATIENCE_S), "--lora-paths", "whisper=examples/adapters/whisper", *EACH_TOKEN)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 DONE = "article.assistant[data-state={state}]"
 ATTACH = """([name, bytes, type = ""]) => {

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from driving import choose_token, opened, say, set_fields
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 IMAGES = Path(__file__).parents[3] / "docs" / "images"
 MOST_BYTES = 300_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from driving import answers, chat_turns, constrain, say, set_fields, tokens
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 QUESTION = "What is the capital of France?"
 LIST = "Name three rivers of Europe."

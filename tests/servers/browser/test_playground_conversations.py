@@ -9,7 +9,7 @@ import httpx
 import pytest
 from app_under_test import LiveServer
 from driving import ATTACH, answers, chat_turns, constrain, say, set_fields, tokens, wait_state
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 LIST = "Name three rivers of Europe."
 TEXT = 'Rivers: "```" is a fence.\nThe Rhine is one.\n'

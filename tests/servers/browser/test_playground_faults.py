@@ -8,7 +8,7 @@ import pytest
 from app_under_test import LiveServer
 from cut_wire import CutWire
 from driving import constrain, say, set_fields, tokens, wait_state
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 COUNT = "Count from one to fifty."
 

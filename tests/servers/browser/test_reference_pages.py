@@ -9,7 +9,7 @@ import httpx
 import pytest
 from app_under_test import LiveServer
 from driving import faults_of_looks, opened
-from patience import PATIENCE_S
+from timeouts import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from app_under_test import LiveServer
 from driving import faults_of_looks, opened
-from patience import PATIENCE_S, wait_until
+from timeouts import PATIENCE_S, wait_until
 
 BEGINNING = "What all of these prompts begin with, some pages long. " * 4
 HOSTILE = "<img src=x onerror=alert(1)>"

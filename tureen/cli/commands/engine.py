@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     on_ctrl_c = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import may swallow KeyboardInterrupt
     try:
         tell_unknown_variables()
-        command = importlib.import_module("tureen.replicas.engine_command")
+        command = importlib.import_module("tureen.data_parallel.engine_command")
         return int(command.serve_engine(load_config(options), options.listen, options.role))
     finally:
         signal.signal(signal.SIGINT, on_ctrl_c)

@@ -15,10 +15,10 @@ from msgspec import Meta
 
 from tureen.contract.params import ALIASES, EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.errors import InvalidRequest, echo
-from tureen.requests.body import TEXT_LISTS, convert, offered
-from tureen.requests.shared_fields import Explain, ReturnEffective
-from tureen.requests.tool_fields import MAX_TOOLS
-from tureen.requests.verdicts import FieldTable, FieldWithoutEffect, read_tables
+from tureen.fields.body import TEXT_LISTS, convert, offered
+from tureen.fields.rules import FieldTable, FieldWithoutEffect, read_tables
+from tureen.fields.shared import Explain, ReturnEffective
+from tureen.fields.tools import MAX_TOOLS
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]

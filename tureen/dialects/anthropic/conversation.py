@@ -28,7 +28,7 @@ from tureen.dialects.anthropic.body import (
     ShownBlock,
 )
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import telling
+from tureen.fields import ignored
 from tureen.text.messages import Message
 
 ERROR_MARK = "Error:"
@@ -63,7 +63,7 @@ class AnthropicConversation:
             elif isinstance(block, ShownBlock):
                 parts += self._parts(path, block)
             elif isinstance(block, AnthropicUploadBlock):
-                telling.tell(path, "the server keeps no files for tools")
+                ignored.tell(path, "the server keeps no files for tools")
             else:
                 raise _misplaced(path, block, "user")
         if len(self.messages) == num_before and not parts:  # such as a document without text
@@ -104,7 +104,7 @@ class AnthropicConversation:
             elif isinstance(block, AnthropicThinkingBlock):
                 thoughts.append(block.thinking)
             elif isinstance(block, AnthropicRedactedThinkingBlock):
-                telling.tell(path, "another server encrypted it, so it cannot be read here")
+                ignored.tell(path, "another server encrypted it, so it cannot be read here")
             elif isinstance(block, AnthropicToolUseBlock | AnthropicServerToolUseBlock):
                 self._names[block.id] = block.name
                 function = {"name": block.name, "arguments": block.input or {}}

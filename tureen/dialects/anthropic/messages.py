@@ -20,20 +20,20 @@ from tureen.dialects.anthropic.body import NO_THREADS, TABLE, AnthropicBody, Ant
 from tureen.dialects.anthropic.conversation import conversation_of
 from tureen.dialects.anthropic.tools import check_edits, tools_of
 from tureen.errors import ContextExceeded, InvalidRequest, TureenError, echo
+from tureen.fields import ignored
+from tureen.fields.body import PARAM_FIELDS, require_equal
 from tureen.http.call import call_of
 from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat, run_to_end
 from tureen.http.dialect import Docs, Entry, ErrorShape, client_name, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_answer
 from tureen.log import get_logger
-from tureen.requests import telling
-from tureen.requests.body import PARAM_FIELDS, require_equal
 from tureen.requests.chat import Chat, prompt_of
 from tureen.requests.drafts import Plan
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output, OutputEvent
 from tureen.requests.model_field import adapter_of
+from tureen.requests.output_parser import join_parts
 from tureen.requests.planning import Names
-from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
 from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.requests.thinking_field import effort_kwargs, knows_effort, thinking_kwargs
@@ -239,7 +239,7 @@ def _thinking(body: AnthropicBody | AnthropicCountBody, tools: Sequence[Tool], c
     if effort is not None and knows_effort(tools, context):
         variables |= effort_kwargs(EFFORTS.get(effort, effort), field, tools, context)
     elif effort is not None:
-        telling.tell(field, "this model's chat template has no reasoning levels")
+        ignored.tell(field, "this model's chat template has no reasoning levels")
     return variables
 
 

@@ -8,8 +8,8 @@ import msgspec
 
 from tureen.dialects.anthropic.body import SERVER_TOOLS, AnthropicBody, AnthropicCountBody, AnthropicTool
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import telling
-from tureen.requests.tool_fields import check_tools, choose
+from tureen.fields import ignored
+from tureen.fields.tools import check_tools, choose
 from tureen.text.messages import Tool, ToolChoice
 
 CLEAR_THINKING = "clear_thinking_20251015"
@@ -37,7 +37,7 @@ def tools_of(body: AnthropicBody | AnthropicCountBody) -> ClientTools:
     )
     left_out = [f"tools[{index}]" for index, tool in enumerate(sent) if _is_of_server(tool)]
     for path in (*left_out, *(["mcp_servers"] if body.mcp_servers else [])):
-        telling.tell(path, "only Anthropic's servers run it; send your own tool and run it in the client")
+        ignored.tell(path, "only Anthropic's servers run it; send your own tool and run it in the client")
     return ClientTools(tools, tuple(places), _choice(body, tools))
 
 
@@ -98,7 +98,7 @@ def check_edits(body: AnthropicBody | AnthropicCountBody, capacity: int) -> None
     for index, edit in enumerate(edits):
         path, kind = f"context_management.edits[{index}]", edit.get("type")
         if kind == CLEAR_THINKING:
-            telling.tell(path, "the model's chat template says which earlier thoughts it reads")
+            ignored.tell(path, "the model's chat template says which earlier thoughts it reads")
             continue
         if not isinstance(kind, str) or kind not in EDITS:
             allowed = ", ".join((CLEAR_THINKING, *EDITS))
@@ -111,4 +111,4 @@ def check_edits(body: AnthropicBody | AnthropicCountBody, capacity: int) -> None
                 "conversations; leave it out, and send only what the model is to read",
                 field=path,
             )
-        telling.tell(path, f"it takes effect from {tokens} tokens on, more than the context holds")
+        ignored.tell(path, f"it takes effect from {tokens} tokens on, more than the context holds")

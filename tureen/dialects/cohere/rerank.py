@@ -18,16 +18,16 @@ from starlette.types import ASGIApp
 
 from tureen.contract.params import JsonObject
 from tureen.errors import InvalidRequest, TureenError
+from tureen.fields.body import convert, offered
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_INPUTS
 from tureen.http.dialect import Docs, Entry, ErrorShape, client_name, read_body_with, unless_gone
 from tureen.http.errors import error_answer
-from tureen.requests import waves
-from tureen.requests.body import convert, offered
+from tureen.requests import batching
+from tureen.requests.batching import Requester
 from tureen.requests.model_field import adapter_of
 from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, ScoredDocument, rank
-from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import read_tables
-from tureen.requests.waves import Requester
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 MAX_TOKENS_PER_DOC = 4096
@@ -143,7 +143,7 @@ def _asker(request: Request) -> Requester:
 
 
 def _names(documents: Sequence[str]) -> list[str]:
-    waves.check_count(len(documents), "documents")
+    batching.check_count(len(documents), "documents")
     return [f"documents[{index}]" for index in range(len(documents))]
 
 

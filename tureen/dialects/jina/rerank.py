@@ -15,16 +15,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.errors import TureenError
+from tureen.fields.body import convert, offered
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_INPUTS
 from tureen.http.dialect import Docs, Entry, ErrorShape, client_name, read_body_with, unless_gone
 from tureen.http.errors import error_answer
-from tureen.requests import waves
-from tureen.requests.body import convert, offered
+from tureen.requests import batching
+from tureen.requests.batching import Requester
 from tureen.requests.model_field import adapter_of
 from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, rank
-from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import read_tables
-from tureen.requests.waves import Requester
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
 PATHS = ("/v1/reranking", "/reranking", "/jina/v1/rerank")
@@ -62,7 +62,7 @@ def routes(state: ServerState) -> list[Entry]:
         state.check_accepting()
         body = await read_body_with(request, _read)
         adapter_of(body.model, state)
-        waves.check_count(len(body.documents), "documents")
+        batching.check_count(len(body.documents), "documents")
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         names = [f"documents[{index}]" for index in range(len(texts))]
         asker = Requester(client_name(request))

@@ -15,12 +15,13 @@ from msgspec import Meta
 from tureen.config import MAX_N, MAX_PROMPTS
 from tureen.contract.params import INT64_MAX, MAX_LOGIT_BIAS, JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import planning, telling, tokenising
-from tureen.requests.body import convert, offered, require_equal
+from tureen.fields import ignored
+from tureen.fields.body import convert, offered, require_equal
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
+from tureen.requests import planning, tokenising
 from tureen.requests.prompts import Prompt, id_lists, too_long
-from tureen.requests.shared_fields import MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
 from tureen.requests.state import Context
-from tureen.requests.verdicts import read_tables
 from tureen.text.tokenizer import Tokenizer
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
@@ -257,7 +258,7 @@ def _samplers(sent: str | list[str]) -> set[str]:
             raise InvalidRequest(f"samplers may have {', '.join(known)}; got {echo(name)}", field="samplers")
     names = {known[name] for name in listed}
     if "infill" in names:
-        telling.tell("samplers", "there is no infill sampler; the others act")
+        ignored.tell("samplers", "there is no infill sampler; the others act")
     return names
 
 

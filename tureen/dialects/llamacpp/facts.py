@@ -14,9 +14,9 @@ from tureen import __version__
 from tureen.dialects.llamacpp.answer import LLAMA_ERROR, error_response
 from tureen.dialects.llamacpp.body import DEFAULTS, TABLES
 from tureen.errors import InvalidRequest, Unavailable
+from tureen.fields.body import convert, offered
 from tureen.http.dialect import Docs, Entry, read_body_with
 from tureen.requests import tokenising
-from tureen.requests.body import convert, offered
 from tureen.requests.offload import offload
 from tureen.requests.state import Context, ServerState
 from tureen.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tureen.dialects.llamacpp.body import LlamaInfillBody
 from tureen.requests import tokenising
-from tureen.requests.fill_in import fill_in_tokens
+from tureen.requests.fill_in_middle import fill_in_tokens
 from tureen.requests.prompts import Prompt, id_lists
 from tureen.requests.state import Context
 from tureen.text.fill_in import FillIn

@@ -31,11 +31,8 @@ from tureen.contract.params import (
 )
 from tureen.contract.types import LogprobSpec
 from tureen.errors import ContextExceeded, InvalidRequest, RequestFailed, TureenError, echo
-from tureen.http.dialect import client_name, prepared, streamed, unless_gone
-from tureen.http.errors import error_answer
-from tureen.requests import planning
-from tureen.requests.body import convert, offered
-from tureen.requests.constraint_fields import (
+from tureen.fields.body import convert, offered
+from tureen.fields.constraints import (
     GUIDED,
     GuidedBackend,
     GuidedChoice,
@@ -48,16 +45,19 @@ from tureen.requests.constraint_fields import (
     add_constraints,
     structured_constraints,
 )
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import CacheSalt, Explain, Priority
+from tureen.http.dialect import client_name, prepared, streamed, unless_gone
+from tureen.http.errors import error_answer
+from tureen.requests import planning
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.explanations import Explained, joined_explanations
 from tureen.requests.generation import Output, Run, Sent, joined_notes
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
-from tureen.requests.shared_fields import CacheSalt, Explain, Priority
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
-from tureen.requests.verdicts import read_tables
 from tureen.text.detokenizer import Detokenizer
 
 MAX_PROMPT_CHARS = 512 << 10

@@ -22,14 +22,14 @@ from tureen.dialects.mindie.parameters import (
     pieces_of,
     plan,
 )
+from tureen.fields.body import convert
+from tureen.fields.shared import TokenIds
 from tureen.http.chat_answer import check_complete
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
 from tureen.http.sse import event
-from tureen.requests.body import convert
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, Run
 from tureen.requests.prompts import Prompt, id_lists
-from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.tokenising import tokenize
 

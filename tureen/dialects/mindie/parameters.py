@@ -15,15 +15,16 @@ from msgspec import Meta
 
 from tureen.contract.types import FinishReason
 from tureen.errors import InvalidRequest
+from tureen.fields import ignored
+from tureen.fields.body import offered
+from tureen.fields.rules import FieldTable, read_tables
 from tureen.http.chat_answer import check_complete
-from tureen.requests import planning, telling
-from tureen.requests.body import offered
+from tureen.requests import planning
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import FieldTable, read_tables
 
 DEFAULT_MAX_NEW_TOKENS = 20
 LEAST_URGENT = 5
@@ -122,7 +123,7 @@ def _priority(parameters: MindieParameters, state: ServerState) -> int:
     if parameters.priority == LEAST_URGENT:
         return 0
     if not state.context.config.enable_priority_scheduling:
-        telling.tell("parameters.priority", "the server runs without --enable-priority-scheduling")
+        ignored.tell("parameters.priority", "the server runs without --enable-priority-scheduling")
         return 0
     return LEAST_URGENT - parameters.priority
 

@@ -31,15 +31,15 @@ from tureen.dialects.mindie.parameters import (
     times_since,
 )
 from tureen.errors import InvalidRequest
+from tureen.fields.body import convert
+from tureen.fields.shared import MAX_TOKEN_IDS, TokenIds
 from tureen.http.chat_answer import check_complete
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
 from tureen.http.sse import event
-from tureen.requests.body import convert
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, Run
 from tureen.requests.model_field import adapter_of
 from tureen.requests.prompts import Prompt, id_lists
-from tureen.requests.shared_fields import MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.tokenising import tokenize
 

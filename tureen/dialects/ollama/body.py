@@ -16,13 +16,13 @@ from msgspec import Meta
 from tureen.contract.params import INT64_MAX, JsonObject, Stops
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, echo
+from tureen.fields import ignored
+from tureen.fields.body import convert, offered
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import Explain, ReturnEffective
+from tureen.fields.tools import MAX_TOOLS
 from tureen.media.loader import MAX_REFERENCES
-from tureen.requests import telling
-from tureen.requests.body import convert, offered
-from tureen.requests.shared_fields import Explain, ReturnEffective
 from tureen.requests.state import Context
-from tureen.requests.tool_fields import MAX_TOOLS
-from tureen.requests.verdicts import read_tables
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
 
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
@@ -200,7 +200,7 @@ def _check(body: OllamaBody, context: Context) -> None:
 def check_context(needed: int | None, context: Context) -> None:
     """Reports num_ctx as ignored if the server's context is smaller than `needed`."""
     if needed is not None and needed > context.capacity:
-        telling.tell(
+        ignored.tell(
             "options.num_ctx", f"the server's context has {context.capacity} tokens; a longer prompt is refused"
         )
 

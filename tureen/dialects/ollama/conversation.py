@@ -16,13 +16,13 @@ from tureen.dialects.ollama.body import (
     sampling_of,
 )
 from tureen.errors import InvalidRequest
-from tureen.requests import telling
+from tureen.fields import ignored
+from tureen.fields.tools import choose, read_tools
 from tureen.requests.chat import Chat
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs, knows_effort, thinking_kwargs
-from tureen.requests.tool_fields import choose, read_tools
 from tureen.text.messages import Message, Tool, ToolChoice
 
 NAMES = Names(
@@ -142,5 +142,5 @@ def _thinking(body: OllamaBody, tools: Sequence[Tool], state: ServerState) -> di
     if isinstance(body.think, str) and knows_effort(tools, state.context):
         return dict(effort_kwargs(body.think, "think", tools, state.context))
     if isinstance(body.think, str):
-        telling.tell("think", "this model's chat template has no reasoning levels")
+        ignored.tell("think", "this model's chat template has no reasoning levels")
     return {} if body.think is None else dict(thinking_kwargs(bool(body.think), "think", tools, state.context))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tureen.dialects.ollama import routes as ollama
 from tureen.dialects.ollama.body import TABLES, OllamaChatBody, OllamaGenerateBody, OllamaOptions
 from tureen.dialects.ollama.embed import OllamaEmbedBody, OllamaEmbeddingsBody
+from tureen.fields.tools import ToolList
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect
-from tureen.requests.tool_fields import ToolList
 
 PAGE = "See [Ollama's API](ollama.md)."
 OPTIONS = BodyPart(OllamaOptions, TABLES["options"], "options")

@@ -12,21 +12,21 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
+from tureen.clients.quotas import current_work
 from tureen.contract.params import JsonObject
 from tureen.dialects.ollama.body import TABLES, OllamaOptions, check_context, check_keep_alive
+from tureen.fields.body import convert, offered
+from tureen.fields.rules import FieldTable, FieldWithoutEffect
+from tureen.fields.shared import MAX_INPUTS
 from tureen.http.dialect import client_name, unless_gone
-from tureen.requests import embedding, waves
-from tureen.requests.body import convert, offered
+from tureen.requests import batching, embedding
+from tureen.requests.batching import Requester
 from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.generation import Output
 from tureen.requests.kinds import check_kind
 from tureen.requests.model_field import adapter_of
 from tureen.requests.prompts import Texts, texts
-from tureen.requests.quotas import current_work
-from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import Context, ServerState
-from tureen.requests.verdicts import FieldTable, FieldWithoutEffect
-from tureen.requests.waves import Requester
 
 AS_FITS = -1
 NS = 1_000_000_000
@@ -124,7 +124,7 @@ async def _outputs(
     if not input_texts:
         return []
     named = texts(input_texts, field)
-    waves.check_count(len(input_texts), field)
+    batching.check_count(len(input_texts), field)
     before = embedding.prompt_text(None, info)
     inputs = Texts([before + text for text in named.texts], named.names)
     options = EmbeddingOptions(embedding.states_for(None, info), AS_FITS if cuts else None, adapter)

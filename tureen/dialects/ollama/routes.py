@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
+from tureen.clients.quotas import current_work
 from tureen.contract.types import LEAST_LOGPROB, PositionLogprobs, TokenLogprob
 from tureen.dialects.ollama.body import (
     TABLES,
@@ -31,21 +32,21 @@ from tureen.dialects.ollama.embed import OllamaEmbedBody, OllamaEmbeddingsBody, 
 from tureen.dialects.ollama.embed import parse as parse_embedding
 from tureen.dialects.ollama.facts import model_card, named_card, running_card, shown
 from tureen.errors import InvalidRequest, TureenError
+from tureen.fields import ignored
+from tureen.fields.body import convert, offered, read_json, require_equal
+from tureen.fields.tools import call_id
 from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_answer
-from tureen.requests import planning, telling
-from tureen.requests.body import convert, offered, read_json, require_equal
+from tureen.requests import planning
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import WHOLE_INTERVAL, Output
 from tureen.requests.model_field import adapter_of
 from tureen.requests.prompts import Prompt
-from tureen.requests.quotas import current_work
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
-from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
 API_VERSION = "0.12.6"
@@ -125,7 +126,7 @@ def _embedding_routes(state: ServerState) -> list[Entry]:
 
 
 def _answered(content: dict[str, Any]) -> Response:
-    return Response(_json.encode(content | telling.answer_field()), media_type="application/json")
+    return Response(_json.encode(content | ignored.answer_field()), media_type="application/json")
 
 
 def _entry(
@@ -201,7 +202,7 @@ def _note_keep_alive(duration: float | str | None, state: ServerState) -> None:
     if not asks_to_unload(duration):
         return
     if state.common.models is None:
-        telling.tell("keep_alive", "0 asks to unload the model, but the server's only model always stays")
+        ignored.tell("keep_alive", "0 asks to unload the model, but the server's only model always stays")
     else:
         state.common.models.retire(state)
 
@@ -371,7 +372,7 @@ class OllamaAnswer:
             "prompt_eval_duration": round((first_s - self._load_s) * NS),
             "eval_count": len(output.token_ids),
             "eval_duration": round(max(output.elapsed_s - first_s, 0) * NS),
-            **telling.answer_field(),
+            **ignored.answer_field(),
         }
 
 
@@ -389,7 +390,7 @@ def _of_token(logprob: TokenLogprob, context: Context) -> dict[str, Any]:
 
 def _loaded(body: OllamaBody, kind: str) -> dict[str, Any]:
     reason = "unload" if asks_to_unload(body.keep_alive) else "load"
-    return OllamaAnswer(body, kind).rendered(Piece()) | {"done": True, "done_reason": reason} | telling.answer_field()
+    return OllamaAnswer(body, kind).rendered(Piece()) | {"done": True, "done_reason": reason} | ignored.answer_field()
 
 
 def _now() -> str:

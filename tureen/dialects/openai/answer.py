@@ -14,6 +14,7 @@ from starlette.requests import Request
 from tureen import __version__
 from tureen.dialects.openai.body import OpenAIBody
 from tureen.errors import echo
+from tureen.fields.ignored import answer_field
 from tureen.http.dialect import streamed
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
@@ -21,7 +22,6 @@ from tureen.log import get_logger
 from tureen.requests import planning
 from tureen.requests.generation import Output
 from tureen.requests.state import Context
-from tureen.requests.telling import answer_field
 from tureen.text.tokenizer import Tokenizer
 
 Answer = dict[str, Any]

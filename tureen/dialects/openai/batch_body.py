@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tureen.requests.verdicts import read_tables
+from tureen.fields.rules import read_tables
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["batches"]
 

@@ -19,10 +19,10 @@ from tureen.batches.usage import TokensUsed
 from tureen.dialects.openai.batch_body import TABLE, BatchBody, BatchesQuery
 from tureen.dialects.openai.file_routes import json_answer, list_of, present, read_query
 from tureen.errors import InvalidRequest, echo
+from tureen.fields.body import convert, offered, read_json
+from tureen.fields.ignored import ANSWER_FIELD, answer_field
 from tureen.http.dialect import Docs, Entry, client_name
-from tureen.requests.body import convert, offered, read_json
 from tureen.requests.state import ServerState
-from tureen.requests.telling import ANSWER_FIELD, answer_field
 
 if TYPE_CHECKING:
     from tureen.dialects.openai.batches import BatchService

@@ -17,8 +17,13 @@ from tureen.batches.results import Response
 from tureen.batches.runner import BatchRunner
 from tureen.batches.store import Store
 from tureen.batches.upload import uploading
+from tureen.clients.keys import NO_LIMITS, Limits
+from tureen.clients.quotas import Account, ClientWork
 from tureen.dialects.openai.batch_body import TABLE, ExpiresAfter
 from tureen.errors import InvalidRequest, Unavailable, echo
+from tureen.fields import ignored, unknown
+from tureen.fields.body import convert
+from tureen.fields.ignored import Telling
 from tureen.http.call import ClientCall, call_of
 from tureen.http.dialect import Entry, client_name
 from tureen.http.errors import error_object
@@ -26,12 +31,7 @@ from tureen.http.inner_call import InnerAnswer, call_route
 from tureen.http.middleware import is_strict
 from tureen.http.multipart import UploadedForm, read_form
 from tureen.log import get_logger
-from tureen.requests import telling, unknown_fields
-from tureen.requests.body import convert
-from tureen.requests.keys import NO_LIMITS, Limits
-from tureen.requests.quotas import Account, ClientWork
 from tureen.requests.state import ServerState
-from tureen.requests.telling import Telling
 
 MAX_ATTEMPTS = 3
 """How often a line is run whose output was aborted, as by an operator's command."""
@@ -94,7 +94,7 @@ class BatchService:
         told = call_of(request.scope).telling
         told.unknown_fields = self._state.context.config.unknown_fields
         told.is_strict = is_strict(request.scope)
-        telling.current.set(told)
+        ignored.current.set(told)
         try:
             async with uploading(self.store, client_name(request)) as upload:
                 fields = _fields(await read_form(request, "file", upload.write))
@@ -133,7 +133,7 @@ def _fields(form: UploadedForm) -> UploadFields:
     """Raises InvalidRequest."""
     for name in form.fields:
         if name not in UPLOAD_FIELDS:
-            unknown_fields.settle_inner(name, UPLOAD_FIELDS, TABLE)
+            unknown.settle_inner(name, UPLOAD_FIELDS, TABLE)
     purpose = form.fields.get("purpose")
     if purpose != "batch":
         got = "none" if purpose is None else echo(purpose)

@@ -16,10 +16,9 @@ from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, Samplin
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.openai.response_format import ResponseFormat, format_constraints
 from tureen.errors import InvalidRequest, echo
-from tureen.log import get_logger
-from tureen.requests import telling
-from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, offered, require_equal
-from tureen.requests.constraint_fields import (
+from tureen.fields import ignored
+from tureen.fields.body import PARAM_FIELDS, TEXT_LISTS, convert, offered, require_equal
+from tureen.fields.constraints import (
     GUIDED,
     GuidedBackend,
     GuidedChoice,
@@ -33,11 +32,10 @@ from tureen.requests.constraint_fields import (
     add_constraints,
     structured_constraints,
 )
-from tureen.requests.known_options import is_off
-from tureen.requests.model_field import adapter_of
-from tureen.requests.planning import Names
-from tureen.requests.processor_field import check_processor
-from tureen.requests.shared_fields import (
+from tureen.fields.known_options import is_off
+from tureen.fields.processor import check_processor
+from tureen.fields.rules import FieldTable, read_tables
+from tureen.fields.shared import (
     MAX_TOP_LOGPROBS,
     CacheSalt,
     Deadline,
@@ -47,10 +45,12 @@ from tureen.requests.shared_fields import (
     Priority,
     ReturnEffective,
 )
+from tureen.log import get_logger
+from tureen.requests.model_field import adapter_of
+from tureen.requests.planning import Names
 from tureen.requests.state import Context, ServerState
 from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.requests.thinking_field import NOT_THINKING, thinking_kwargs
-from tureen.requests.verdicts import FieldTable, read_tables
 from tureen.text.messages import Tool
 
 T = TypeVar("T", bound="OpenAIBody")
@@ -206,9 +206,9 @@ def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
     if options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", field="stream_options")
     if options is not None and options.include_obfuscation:
-        telling.tell("stream_options.include_obfuscation", "chunks are not padded")
+        ignored.tell("stream_options.include_obfuscation", "chunks are not padded")
     if body.service_tier not in (None, "auto", "default"):
-        telling.tell("service_tier", "the server has one tier, default")
+        ignored.tell("service_tier", "the server has one tier, default")
     if body.rid is not None and body.request_id is not None:
         require_equal("request_id", body.request_id, "rid", body.rid)
     if body.n_cmpl in (None, 1):
@@ -232,7 +232,7 @@ def budget_of(tokens: int | None, state: ServerState) -> ReasoningBudget | None:
     """Returns the budget of reasoning that a body sets. Reports it as ignored if the model does not think."""
     field = "thinking_token_budget"
     if tokens is not None and state.context.reasoning_format is None:
-        telling.tell(field, NOT_THINKING)
+        ignored.tell(field, NOT_THINKING)
         return None
     return None if tokens is None else ReasoningBudget(tokens, field)
 
@@ -320,4 +320,4 @@ def processor(body: OpenAIBody, state: ServerState) -> str:
 def tell_detail(detail: str | None, field: str) -> None:
     """Tells that a picture is shown more finely than `detail` asks for."""
     if detail not in (None, "auto", "high"):
-        telling.tell(field, "pictures always have the model's full resolution")
+        ignored.tell(field, "pictures always have the model's full resolution")

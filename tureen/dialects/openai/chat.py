@@ -21,15 +21,15 @@ from tureen.dialects.openai.answer import Answer, StreamUsage
 from tureen.dialects.openai.body import budget_of
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.token_fields import ChoiceTokens, TokenNames
+from tureen.fields.tools import call_id
 from tureen.http.chat_answer import ChatRun, prepare_chat, run_of
 from tureen.http.dialect import Docs, Entry, read_body_with, unless_gone
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent
 from tureen.requests.offload import offload
-from tureen.requests.reading import join_parts
+from tureen.requests.output_parser import join_parts
 from tureen.requests.state import Context, ServerState
-from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
 

@@ -17,16 +17,16 @@ from tureen.dialects.openai import token_fields
 from tureen.dialects.openai.body import IncludeReasoning, Thinking, ThinkingBudget, ThinkingSwitch, TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import ReturnProgress, TokenBody
 from tureen.errors import InvalidRequest, echo
+from tureen.fields import ignored
+from tureen.fields.body import require_equal
+from tureen.fields.shared import TokenIds
+from tureen.fields.tools import Tools, chosen_tools, read_arguments, read_tools
 from tureen.media.base import Modality
-from tureen.requests import telling
-from tureen.requests.body import require_equal
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import salt_of
-from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.text_files import file_text
 from tureen.requests.thinking_field import effort_kwargs, known_kwargs
-from tureen.requests.tool_fields import Tools, chosen_tools, read_arguments, read_tools
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
 TABLE = openai_fields.table_of("chat")
@@ -262,7 +262,7 @@ def _check_prompt(body: ChatBody) -> None:
         raise InvalidRequest(f"{field} cannot go with continue_final_message; send one", field=field)
     for name in ("messages", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking"):
         if getattr(body, name) is not None:
-            telling.tell(name, f"{field} is the prompt")
+            ignored.tell(name, f"{field} is the prompt")
 
 
 def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
@@ -387,7 +387,7 @@ def _check_role(message: MessageField, where: str) -> None:
             f"{where}.name is missing: send the name of the function that this is the result of", field=f"{where}.name"
         )
     if message.audio:
-        telling.tell(f"{where}.audio", "the server keeps no audio, and the model cannot hear it")
+        ignored.tell(f"{where}.audio", "the server keeps no audio, and the model cannot hear it")
     can_be_empty = message.tool_calls or message.function_call or message.refusal or message.audio
     if message.content is None and not can_be_empty and message.role != "function":
         raise InvalidRequest(f"{where}.content is missing", field=f"{where}.content")

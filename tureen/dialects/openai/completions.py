@@ -24,15 +24,15 @@ from tureen.dialects.openai.answer import Answer, StreamUsage
 from tureen.dialects.openai.body import TokenLimit, TopOrAll
 from tureen.dialects.openai.token_fields import ChoiceTokens, ReturnProgress, TokenBody, TokenNames
 from tureen.errors import InvalidRequest
+from tureen.fields.body import read_json
+from tureen.fields.shared import MAX_TOKEN_IDS, TokenIds
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.requests import planning, prompts, tokenising
-from tureen.requests.body import read_json
 from tureen.requests.drafts import Draft, Options, Plan, plan_of, salt_of
-from tureen.requests.fill_in import fill_in_prompts, fill_in_tokens
+from tureen.requests.fill_in_middle import fill_in_prompts, fill_in_tokens
 from tureen.requests.generation import Output, Run
 from tureen.requests.offload import INLINE_CHARS, offload
 from tureen.requests.prompts import Prompt, Texts
-from tureen.requests.shared_fields import MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.text.detokenizer import Detokenizer
 

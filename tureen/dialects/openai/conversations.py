@@ -18,10 +18,10 @@ from tureen.dialects.openai.item_pages import INCLUDE, page, query_of
 from tureen.dialects.openai.responses_input import ResponsesItem, ResponsesReference, kept_items, read_items
 from tureen.dialects.openai.responses_keeping import NOTHING_KEPT, store_of
 from tureen.errors import InvalidRequest, NotFound
+from tureen.fields.body import convert, offered
+from tureen.fields.rules import FieldTable
 from tureen.http.dialect import Docs, Entry, client_name, read_body_with
-from tureen.requests.body import convert, offered
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import FieldTable
 
 if TYPE_CHECKING:
     from tureen.storage.conversations import ConversationStore

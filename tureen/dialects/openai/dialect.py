@@ -30,9 +30,9 @@ from tureen.dialects.openai.responses_body import ResponsesBody
 from tureen.dialects.openai.responses_input import SentItem
 from tureen.dialects.openai.responses_tools import AllowedTool, AllowedTools
 from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
+from tureen.fields.tools import ToolChoiceField, ToolList
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry
 from tureen.requests.state import ServerState
-from tureen.requests.tool_fields import ToolChoiceField, ToolList
 from tureen.text.messages import MAX_MESSAGES
 
 if TYPE_CHECKING:

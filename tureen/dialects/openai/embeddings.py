@@ -18,20 +18,20 @@ from starlette.types import ASGIApp
 
 from tureen.dialects.openai.body import Label
 from tureen.errors import InvalidRequest, echo
+from tureen.fields.body import convert, offered, read_json
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.log import get_logger
-from tureen.requests import embedding, planning, prompts, waves
-from tureen.requests.body import convert, offered, read_json
+from tureen.requests import batching, embedding, planning, prompts
+from tureen.requests.batching import Requester
 from tureen.requests.embedding import EmbeddingOptions, PoolingField
 from tureen.requests.generation import Output
 from tureen.requests.kinds import check_kind
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.prompts import Texts
-from tureen.requests.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import read_tables
-from tureen.requests.waves import Requester
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["embeddings"]
 
@@ -115,7 +115,7 @@ async def _outputs(body: EmbeddingsBody, requester: Requester, state: ServerStat
     inputs, names = prompts.texts_or_ids(
         body.input, "input", state.context, max_prompts=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
     )
-    waves.check_count(len(names), "input")
+    batching.check_count(len(names), "input")
     prompt = embedding.prompt_text(body.prompt_name, info)
     if isinstance(inputs, Texts):
         inputs = Texts([prompt + text for text in inputs.texts], inputs.names)

@@ -20,11 +20,11 @@ from starlette.types import ASGIApp
 
 from tureen.batches.records import MAX_FILE_BYTES, MAX_FILES, Page, StoredFile
 from tureen.errors import InvalidRequest, NotFound
+from tureen.fields.body import convert, refuse_unknown
 from tureen.files import NotRegular
 from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
 from tureen.http.sse import StreamedResponse
-from tureen.requests.body import convert, refuse_unknown
 
 if TYPE_CHECKING:
     from tureen.dialects.openai.batches import BatchService

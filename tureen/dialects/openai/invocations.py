@@ -15,8 +15,8 @@ from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.completions import CompletionBody
 from tureen.dialects.openai.embeddings import EmbeddingsBody
 from tureen.errors import InvalidRequest
+from tureen.fields.body import read_json
 from tureen.http.dialect import Docs, Entry
-from tureen.requests.body import read_json
 from tureen.requests.state import ServerState
 
 GENERATING = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from tureen.errors import InvalidRequest, NotFound, echo
-from tureen.requests.body import refuse_unknown
+from tureen.fields.body import refuse_unknown
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 INCLUDE = ("include", "include[]")

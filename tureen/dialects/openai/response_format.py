@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from tureen.contract.params import MAX_KEYS, JsonObject
 from tureen.errors import InvalidRequest
-from tureen.requests.constraint_fields import RequestedConstraint, named_schema
+from tureen.fields.constraints import RequestedConstraint, named_schema
 
 Entry = TypeVar("Entry")
 

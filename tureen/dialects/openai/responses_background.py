@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
+from tureen.clients.quotas import ClientWork, serving
 from tureen.dialects.openai.responses_keeping import Keeping
 from tureen.dialects.openai.responses_making import Making
 from tureen.dialects.openai.responses_output import (
@@ -23,9 +24,8 @@ from tureen.dialects.openai.responses_output import (
 from tureen.errors import InvalidRequest, RequestFailed, RequestTimeout, TureenError
 from tureen.http.call import call_of
 from tureen.log import get_logger
+from tureen.recordings.delta_log import PartLog, Reader
 from tureen.requests.generation import most_tokens
-from tureen.requests.part_log import PartLog, Reader
-from tureen.requests.quotas import ClientWork, serving
 
 MAX_EVENT_BYTES = 16 << 20
 """Most bytes of a stream that are kept while it is made, compressed; of a longer one the end is kept."""

@@ -19,13 +19,13 @@ from tureen.dialects.openai.responses_input import ResponsesItem, conversation_o
 from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, namespaces_of, read_tool_types, tools_of
 from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
-from tureen.requests import telling
+from tureen.fields import ignored
+from tureen.fields.tools import MAX_TOOLS
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import salt_of
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs
-from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.text.messages import MAX_MESSAGES, Tool
 
 TABLE = openai_fields.table_of("responses")
@@ -142,7 +142,7 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
         payload = payload | {"tools": read_tool_types(payload["tools"])}
     body = token_fields.with_probs(openai_fields.read(payload, ResponsesBody, TABLE), "top_logprobs")
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        telling.tell("stream_options.continuous_usage_stats", "the last event has the usage")
+        ignored.tell("stream_options.continuous_usage_stats", "the last event has the usage")
     if body.logprobs_mode != "processed" and not wants_logprobs(body):
         raise InvalidRequest(f"logprobs_mode needs top_logprobs, or include: [{LOGPROBS!r}]", field="logprobs_mode")
     token_fields.check(body, has_logprobs=wants_logprobs(body))

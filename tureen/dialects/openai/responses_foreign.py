@@ -13,8 +13,8 @@ import msgspec
 
 from tureen.contract.params import JsonObject
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import telling
-from tureen.requests.tool_fields import read_arguments
+from tureen.fields import ignored
+from tureen.fields.tools import read_arguments
 
 FOREIGN: Final[Mapping[str, str]] = {
     "web_search_call": "ws", "file_search_call": "fs", "code_interpreter_call": "ci", "image_generation_call": "ig",
@@ -76,7 +76,7 @@ class ForeignCalls:
         arguments = inputs.get("arguments")
         results = {name: item[name] for name in RESULTS if name in item}
         if kind == "image_generation_call" and results.pop("result", None):
-            telling.tell(f"{where}.result", UNREADABLE)
+            ignored.tell(f"{where}.result", UNREADABLE)
         call = ForeignCall(
             id=ids[0] if ids else tool,
             name=name if isinstance(name, str) else tool,
@@ -124,7 +124,7 @@ def _readable(value: Any, where: str) -> Any:
     kept = {}
     for name, entry in value.items():
         if name.startswith("encrypted_") or (isinstance(entry, str) and DATA_URL.match(entry)):
-            telling.tell(f"{where}.{name}", UNREADABLE)
+            ignored.tell(f"{where}.{name}", UNREADABLE)
         else:
             kept[name] = _readable(entry, f"{where}.{name}")
     return kept

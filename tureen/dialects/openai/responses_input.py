@@ -25,10 +25,10 @@ from tureen.dialects.openai.responses_foreign import (
 )
 from tureen.dialects.openai.responses_tools import joined_name
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import telling
-from tureen.requests.body import convert
+from tureen.fields import ignored
+from tureen.fields.body import convert
+from tureen.fields.tools import read_arguments
 from tureen.requests.text_files import file_text
-from tureen.requests.tool_fields import read_arguments
 from tureen.text.messages import MAX_PARTS, Message
 
 KINDS = (
@@ -306,7 +306,7 @@ class ResponsesConversation:
     def _add_foreign(self, item: Mapping[str, Any], where: str) -> None:
         """Adds an item of a tool that another server ran. Raises InvalidRequest for the result of an unknown call."""
         if item["type"] == COMPACTION:
-            telling.tell(where, "another server encrypted it, so it cannot be read here")
+            ignored.tell(where, "another server encrypted it, so it cannot be read here")
             return
         call = self._foreign.call(item, where)
         if call is not None:
@@ -444,7 +444,7 @@ def _reasoning(item: ResponsesReasoningItem, where: str) -> str:
         with contextlib.suppress(ValueError):
             text = base64.b64decode(code, altchars=b"-_", validate=True).decode() if not seal else ""
         if not text and item.encrypted_content != SEAL:
-            telling.tell(f"{where}.encrypted_content", "another server encrypted it")
+            ignored.tell(f"{where}.encrypted_content", "another server encrypted it")
     return text or "\n\n".join(part.text for part in item.summary or ())
 
 

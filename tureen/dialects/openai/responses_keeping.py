@@ -11,10 +11,10 @@ from starlette.requests import Request
 from tureen.dialects.openai.responses_body import ResponsesBody
 from tureen.dialects.openai.responses_input import ResponsesItem, ResponsesReference, kept_items, read_items
 from tureen.errors import InvalidRequest, NotFound, TureenError, echo
+from tureen.fields import ignored
+from tureen.fields.body import convert
 from tureen.http.dialect import client_name
 from tureen.log import get_logger
-from tureen.requests import telling
-from tureen.requests.body import convert
 from tureen.requests.state import ServerState
 
 if TYPE_CHECKING:
@@ -131,4 +131,4 @@ def _refuse_all(body: ResponsesBody) -> None:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not available: {NOTHING_KEPT}", field=name, code="not_available")
     if body.store:
-        telling.tell("store", NOTHING_KEPT)
+        ignored.tell("store", NOTHING_KEPT)

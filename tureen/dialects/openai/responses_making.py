@@ -20,7 +20,7 @@ from tureen.dialects.openai.token_fields import ChoiceTokens
 from tureen.http.chat_answer import events_of, run_to_end
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output
-from tureen.requests.reading import join_parts
+from tureen.requests.output_parser import join_parts
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_budget import ReasoningBudget
 from tureen.text.messages import Part

@@ -14,9 +14,9 @@ import msgspec
 from tureen.dialects.openai.responses_input import sealed
 from tureen.dialects.openai.responses_logprobs import TextLogprobs, without_bytes
 from tureen.errors import TureenError
+from tureen.fields.tools import call_id
 from tureen.http.errors import error_object
 from tureen.requests.generation import Output
-from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
 CALLS = {

@@ -13,10 +13,10 @@ from msgspec import Meta
 
 from tureen.contract.params import JsonObject
 from tureen.errors import InvalidRequest, echo
-from tureen.requests import telling
-from tureen.requests.body import convert
-from tureen.requests.tool_fields import MAX_NAME_CHARS, MAX_TOOLS, check_tools, choose, custom_tool, read_tool_choice
-from tureen.requests.verdicts import TELLS_UNKNOWN
+from tureen.fields import ignored
+from tureen.fields.body import convert
+from tureen.fields.rules import TELLS_UNKNOWN
+from tureen.fields.tools import MAX_NAME_CHARS, MAX_TOOLS, check_tools, choose, custom_tool, read_tool_choice
 from tureen.text.messages import FreeInput, Tool, ToolChoice
 
 
@@ -130,7 +130,7 @@ def tools_of(tools: Sequence[ResponsesTool] | None) -> tuple[Tool, ...]:
     for index, tool in enumerate(tools or ()):
         if tool.type not in OWN:
             why = "only OpenAI's models are trained for it" if tool.type in TAUGHT else "only another server runs it"
-            telling.tell(f"tools[{index}]", f"{tool.type}: {why}; send a function")
+            ignored.tell(f"tools[{index}]", f"{tool.type}: {why}; send a function")
     sent = sent_tools(tools)
     try:
         return check_tools([_tool(each) for each in sent], "tools")
@@ -237,7 +237,7 @@ def _without_foreign(allowed: Any, field: str) -> Any:
     kept = []
     for index, tool in enumerate(allowed):
         if isinstance(tool, dict) and _is_foreign(tool.get("type")):
-            telling.tell(f"{field}[{index}]", "only another server runs this tool")
+            ignored.tell(f"{field}[{index}]", "only another server runs this tool")
         else:
             kept.append(tool)
     return kept

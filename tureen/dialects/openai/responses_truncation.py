@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 
 from tureen.errors import ContextExceeded
+from tureen.fields import ignored
 from tureen.http.chat_answer import prepare_chat
-from tureen.requests import telling
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
 from tureen.requests.state import ServerState
@@ -43,7 +43,7 @@ async def prepare_truncated(
             fewest = middle + 1
     dropped = [item for turn in turns[:most] for index in turn for item in sources[index]]
     for item in dropped:
-        telling.tell(item, WHY)
+        ignored.tell(item, WHY)
     return plan, len(dropped)
 
 

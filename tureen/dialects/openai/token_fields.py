@@ -19,13 +19,13 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, token_text
 from tureen.dialects.openai.body import OpenAIBody, TopLogprobs, TopOrAll
 from tureen.errors import InvalidRequest
-from tureen.requests import telling
-from tureen.requests.body import require_equal
+from tureen.fields import ignored
+from tureen.fields.body import require_equal
+from tureen.fields.shared import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, CacheKey, Explain
 from tureen.requests.drafts import ALL, Plan, check_all_fit
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output
 from tureen.requests.prompts import shown_ids
-from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOKEN_IDS, CacheKey, Explain
 from tureen.requests.state import Context
 from tureen.requests.timings import PromptProgress, timings
 
@@ -97,7 +97,7 @@ B = TypeVar("B", bound=TokenBody)
 def check(body: TokenBody, *, has_logprobs: bool) -> None:
     """Raises InvalidRequest for fields that cannot go together. `has_logprobs`: log-probabilities are asked for."""
     if body.return_tokens_as_token_ids and not has_logprobs and body.prompt_logprobs is None:
-        telling.tell("return_tokens_as_token_ids", "it needs log-probabilities, which the request does not ask for")
+        ignored.tell("return_tokens_as_token_ids", "it needs log-probabilities, which the request does not ask for")
     if body.prompt_logprob_start and body.prompt_logprobs is None:
         raise InvalidRequest("prompt_logprob_start needs prompt_logprobs", field="prompt_logprob_start")
     if body.prompt_logprobs is not None and body.stream:

@@ -18,17 +18,17 @@ from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai.body import Thinking
 from tureen.dialects.openai.chat_body import ChatBody, Effort, MessageField, ReasoningField
 from tureen.errors import InvalidRequest, echo
+from tureen.fields.body import convert, offered, read_json
+from tureen.fields.rules import FieldTable, FieldWithoutEffect
+from tureen.fields.shared import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
+from tureen.fields.tools import Tools, chosen_tools, read_tools
 from tureen.http.dialect import Docs, Entry, unless_gone
-from tureen.requests import tokenising, waves
-from tureen.requests.body import convert, offered, read_json
+from tureen.requests import batching, tokenising
 from tureen.requests.chat_prompt import MESSAGE_CHARS, ChatMedia, ChatPrompt, chat_prompt
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.prompts import shown_ids
-from tureen.requests.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
-from tureen.requests.tool_fields import Tools, chosen_tools, read_tools
-from tureen.requests.verdicts import FieldTable, FieldWithoutEffect
 from tureen.text.messages import MAX_MESSAGES
 
 T = TypeVar("T", "TokenizeBody", "DetokenizeBody")
@@ -185,7 +185,7 @@ async def _token_ids(body: TokenizeBody, state: ServerState) -> list[list[int]]:
         if getattr(body, name) not in (None, False):
             raise InvalidRequest(f"{name} needs messages in place of prompt", field=name)
     texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
-    waves.check_count(len(texts), "prompt")
+    batching.check_count(len(texts), "prompt")
     return await tokenising.encode(
         texts, state.context.tokenizer, add_special_tokens=body.add_special_tokens is not False
     )
@@ -236,7 +236,7 @@ def _id_lists(tokens: Sequence[Any], state: ServerState) -> list[list[int]]:
     """Returns the lists of ids that `tokens` has, or its only list. Raises InvalidRequest."""
     is_batch = bool(tokens) and isinstance(tokens[0], list)
     lists: list[Any] = list(tokens) if is_batch else [list(tokens)]
-    waves.check_count(len(lists), "tokens")
+    batching.check_count(len(lists), "tokens")
     limit = max(state.context.info.vocab_size, state.context.tokenizer.vocab_size)
     for index, ids in enumerate(lists):
         where = f"tokens[{index}]" if is_batch else "tokens"

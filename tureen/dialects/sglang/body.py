@@ -20,21 +20,11 @@ from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, Log
 from tureen.dialects.sglang import thinking
 from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs, with_draws
 from tureen.errors import InvalidRequest, echo
-from tureen.media.loader import MAX_REFERENCES
-from tureen.requests import media_fields, planning, prompts
-from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
-from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of, salt_of
-from tureen.requests.embedding import states_for
-from tureen.requests.known_options import is_off
-from tureen.requests.media_fields import MediaReference, PromptMedia
-from tureen.requests.model_field import adapter_of
-from tureen.requests.offload import LARGE
-from tureen.requests.planning import Names, Sampling, per_prompt
-from tureen.requests.processor_field import check_processor
-from tureen.requests.prompts import Prompt, Texts
-from tureen.requests.session_tree import SessionParams
-from tureen.requests.sessions import Turn
-from tureen.requests.shared_fields import (
+from tureen.fields.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
+from tureen.fields.known_options import is_off
+from tureen.fields.processor import check_processor
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import (
     MAX_LOGPROB_IDS,
     MAX_TOKEN_IDS,
     CacheKey,
@@ -47,9 +37,19 @@ from tureen.requests.shared_fields import (
     ReturnEffective,
     TokenIds,
 )
+from tureen.media.loader import MAX_REFERENCES
+from tureen.requests import media_fields, planning, prompts
+from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, plan_of, salt_of
+from tureen.requests.embedding import states_for
+from tureen.requests.media_fields import MediaReference, PromptMedia
+from tureen.requests.model_field import adapter_of
+from tureen.requests.offload import LARGE
+from tureen.requests.planning import Names, Sampling, per_prompt
+from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
 from tureen.requests.thinking_budget import ReasoningBudget
-from tureen.requests.verdicts import read_tables
+from tureen.sessions.sessions import Turn
+from tureen.sessions.tree import SessionParams
 
 MAX_HIDDEN_VALUES = 1 << 24
 """Most numbers of hidden states in one answer; as JSON they are some 300 MB."""

@@ -17,16 +17,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.errors import InvalidRequest
+from tureen.fields.body import convert, offered, read_json, require_equal
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_INPUTS, AbortName, KeptTokens, Priority
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
-from tureen.requests import pairs, planning, waves
-from tureen.requests.body import convert, offered, read_json, require_equal
+from tureen.requests import batching, pairs, planning
+from tureen.requests.batching import Requester
 from tureen.requests.kinds import check_kind
 from tureen.requests.model_field import adapter_of
 from tureen.requests.pairs import Pair, Scored
-from tureen.requests.shared_fields import MAX_INPUTS, AbortName, KeptTokens, Priority
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import read_tables
-from tureen.requests.waves import Requester
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["classify"]
 
@@ -75,7 +75,7 @@ async def _classify(body: ClassifyBody, requester: Requester, state: ServerState
     adapter_of(body.model, state)
     field, sent = _sent(body)
     inputs = [sent] if isinstance(sent, str) else sent
-    waves.check_count(len(inputs), field)
+    batching.check_count(len(inputs), field)
     names = [field] if isinstance(sent, str) else [f"{field}[{index}]" for index in range(len(inputs))]
     texts = [Pair(entry) if isinstance(entry, str) else Pair(*entry) for entry in inputs]
     for pair, name in zip(texts, names, strict=True):

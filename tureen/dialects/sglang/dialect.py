@@ -9,10 +9,10 @@ from tureen.dialects.sglang import score as score_routes
 from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
 from tureen.dialects.sglang.classify import ClassifyBody
 from tureen.dialects.sglang.score import RerankBody, ScoreBody
+from tureen.fields.shared import PerPrompt
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry, GenerateForm
-from tureen.requests.session_tree import SessionParams
-from tureen.requests.shared_fields import PerPrompt
 from tureen.requests.state import ServerState
+from tureen.sessions.tree import SessionParams
 
 EMBEDDINGS = "See [embeddings](embeddings.md)."
 

@@ -23,12 +23,13 @@ from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob, Usage
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import ENCODE_FIELDS, GenerateBody, GeneratePlan
 from tureen.dialects.sglang.logprob_fields import draw_facts
+from tureen.fields import ignored
+from tureen.fields.body import offered, read_json
 from tureen.http.chat_answer import ChatRun
 from tureen.http.dialect import Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, event
-from tureen.requests import embedding, planning, telling
-from tureen.requests.body import offered, read_json
+from tureen.requests import embedding, planning
 from tureen.requests.drafts import REQUEST_SIZE
 from tureen.requests.explanations import rendered
 from tureen.requests.generation import WHOLE_INTERVAL, Output, Run, Sent
@@ -36,11 +37,11 @@ from tureen.requests.kinds import check_kind
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
 from tureen.requests.prompts import Prompt, shown_ids
-from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
 from tureen.requests.thinking_budget import budgeted
 from tureen.requests.tokenising import resolve
 from tureen.requests.version_ranges import version_ranges
+from tureen.sessions.sessions import Turn
 
 EncodeBody = msgspec.defstruct(
     "EncodeBody",
@@ -356,9 +357,9 @@ def render(
         meta["explanations"] = rendered(output.remarks.explanations[num_explained : len(output.token_ids)], context)
     if output.finish is not None:
         meta |= _end_facts(output)
-        told = telling.current.get()
+        told = ignored.current.get()
         if told is not None and told.paths:
-            meta[telling.ANSWER_FIELD] = told.listed()
+            meta[ignored.ANSWER_FIELD] = told.listed()
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)
     answer: Answer = {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}

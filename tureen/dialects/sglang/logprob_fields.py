@@ -9,10 +9,10 @@ import msgspec
 
 from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.errors import InvalidRequest, echo
+from tureen.fields.known_options import is_off
+from tureen.fields.shared import MAX_LOGPROB_IDS, MAX_TOP_LOGPROBS
 from tureen.requests.generation import Output
-from tureen.requests.known_options import is_off
 from tureen.requests.planning import Sampling, per_prompt
-from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOP_LOGPROBS
 
 MAX_SUPPORT = 4096
 """Most tokens of one place in a sampling mask."""

@@ -21,9 +21,12 @@ from starlette.types import ASGIApp
 
 from tureen.contract.types import LEAST_LOGPROB, LogprobSpec
 from tureen.errors import InvalidRequest, echo
+from tureen.fields.body import convert, offered, read_json
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
-from tureen.requests import pairs, planning, prompts, tokenising, waves
-from tureen.requests.body import convert, offered, read_json
+from tureen.requests import batching, pairs, planning, prompts, tokenising
+from tureen.requests.batching import Requester
 from tureen.requests.drafts import Options
 from tureen.requests.generation import Output
 from tureen.requests.kinds import check_kind
@@ -31,10 +34,7 @@ from tureen.requests.model_field import adapter_of
 from tureen.requests.pairs import Pair
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.reranking import RerankOptions, rank, score_pairs
-from tureen.requests.shared_fields import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.requests.state import Context, ServerState
-from tureen.requests.verdicts import read_tables
-from tureen.requests.waves import Requester
 
 MAX_JOINED = 1 << 27
 """Most characters or token ids of all prompts of a body together; each has the query in it."""
@@ -142,8 +142,8 @@ async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> d
         adapter=adapter_of(body.model, state),
         priority=body.priority,
     )
-    drafts = waves.draft_of(resolved, names, pairs.ONE_TOKEN, options, requester)
-    outputs = await waves.run_all(drafts, requester, state)
+    drafts = batching.draft_of(resolved, names, pairs.ONE_TOKEN, options, requester)
+    outputs = await batching.run_all(drafts, requester, state)
     logprobs = [
         [LEAST_LOGPROB if value is None else value for value, _ in output.output_logprobs[0].token_ids or ()]
         for output in outputs
@@ -157,7 +157,7 @@ async def _pair_scores(body: ScoreBody, requester: Requester, state: ServerState
         raise InvalidRequest("label_token_ids: this model scores pairs; leave it out", field="label_token_ids")
     items = [body.items] if isinstance(body.items, str) else body.items
     names = [f"items[{index}]" for index in range(len(items))]
-    waves.check_count(len(items), "items")
+    batching.check_count(len(items), "items")
     texts: list[Pair] = []
     for name, item in zip(names, items, strict=True):
         if not isinstance(item, str) or not isinstance(body.query, str):
@@ -228,7 +228,7 @@ def _scores(logprobs: Sequence[float], body: ScoreBody) -> list[float]:
 
 async def _rerank(body: RerankBody, requester: Requester, state: ServerState) -> list[dict[str, Any]]:
     names = [f"documents[{index}]" for index in range(len(body.documents))]
-    waves.check_count(len(names), "documents")
+    batching.check_count(len(names), "documents")
     adapter_of(body.model, state)
     how = RerankOptions(body.instruct, body.truncate_prompt_tokens, body.priority)
     results = []

@@ -8,9 +8,9 @@ import msgspec
 
 from tureen.contract.params import CONSTRAINTS
 from tureen.errors import InvalidRequest
-from tureen.requests import telling
+from tureen.fields import ignored
 from tureen.requests.drafts import Plan
-from tureen.requests.reading import Reading
+from tureen.requests.output_parser import Reading
 from tureen.requests.state import Context
 from tureen.requests.thinking_field import NOT_THINKING
 
@@ -39,7 +39,7 @@ def after_reasoning(fields: dict[str, Any], body: ThinkingBody, where: str, cont
     if form is None:
         for name in ("require_reasoning", BUDGET):
             if getattr(body, name):
-                telling.tell(name, NOT_THINKING)
+                ignored.tell(name, NOT_THINKING)
         return fields
     if body.max_thinking_tokens and body.session_params is not None:
         raise InvalidRequest(f"{field} cannot go with session_params; send the whole prompt", field=field)

@@ -20,9 +20,9 @@ from tureen.dialects.sglang import generate
 from tureen.dialects.sglang.body import References
 from tureen.dialects.sglang.from_file import check_parameters
 from tureen.errors import InvalidRequest
+from tureen.fields.shared import TokenIds
 from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body, unless_gone
 from tureen.requests.media_fields import MediaReference
-from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 
 

@@ -19,20 +19,20 @@ from starlette.types import ASGIApp
 
 from tureen import __version__
 from tureen.errors import InvalidRequest, TureenError
+from tureen.fields.body import convert, offered
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_INPUTS, Inputs
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_body_with, unless_gone
 from tureen.http.errors import error_answer
-from tureen.requests import embedding, pairs, prompts, waves
-from tureen.requests.body import convert, offered
+from tureen.requests import batching, embedding, pairs, prompts
+from tureen.requests.batching import Requester
 from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.kinds import check_kind
 from tureen.requests.offload import offload
 from tureen.requests.pairs import Pair
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.reranking import WHOLE_CONTEXT, RerankOptions, rank
-from tureen.requests.shared_fields import MAX_INPUTS, Inputs
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import read_tables
-from tureen.requests.waves import Requester
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 ERROR_TYPES = {422: "validation", 413: "validation", 424: "backend", 429: "overloaded", 503: "overloaded"}
@@ -272,7 +272,7 @@ async def _embed(body: TeiEmbedBody, requester: Requester, state: ServerState) -
     inputs, names = prompts.texts_or_ids(
         body.inputs, "inputs", state.context, max_prompts=MAX_INPUTS, may_be_cut=body.truncate
     )
-    waves.check_count(len(names), "inputs")
+    batching.check_count(len(names), "inputs")
     return await _vectors(inputs, names, body, "prompt_name", requester, state)
 
 
@@ -306,7 +306,7 @@ async def _vectors(
 async def _rerank(body: TeiRerankBody, requester: Requester, state: ServerState) -> list[dict[str, Any]]:
     if body.raw_scores and state.context.info.classifier is None:
         raise InvalidRequest("raw_scores: only cross-encoders have raw scores; leave it out", field="raw_scores")
-    waves.check_count(len(body.texts), "texts")
+    batching.check_count(len(body.texts), "texts")
     names = [f"texts[{index}]" for index in range(len(body.texts))]
     how = RerankOptions(truncate=_limit(truncate=body.truncate), raw=body.raw_scores)
     return [

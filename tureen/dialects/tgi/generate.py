@@ -21,21 +21,21 @@ from tureen.config import MAX_N
 from tureen.contract.params import JsonObject, SamplingParams, Stops
 from tureen.contract.types import FinishReason, LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
+from tureen.fields.body import convert, offered, read_json
+from tureen.fields.constraints import named_schema
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import Explain
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.http.sse import event
 from tureen.requests import planning
-from tureen.requests.body import convert, offered, read_json
-from tureen.requests.constraint_fields import named_schema
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.explanations import Explained
 from tureen.requests.generation import Output, Run
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
-from tureen.requests.shared_fields import Explain
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
-from tureen.requests.verdicts import read_tables
 from tureen.text.detokenizer import Detokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 20

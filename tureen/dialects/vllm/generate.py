@@ -19,22 +19,22 @@ from starlette.types import ASGIApp
 from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LEAST_LOGPROB, LogprobSpec, PositionLogprobs
 from tureen.errors import InvalidRequest
+from tureen.fields.body import TEXT_LISTS, convert, offered, require_equal
+from tureen.fields.constraints import StructuredOutputs, add_constraints, structured_constraints
+from tureen.fields.processor import check_processor
+from tureen.fields.rules import read_tables
+from tureen.fields.shared import MAX_TOP_LOGPROBS, CacheSalt, TokenIds
 from tureen.http.dialect import Docs, Entry, client_name, prepared, read_body_with, streamed, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import event
 from tureen.requests import planning
-from tureen.requests.body import TEXT_LISTS, convert, offered, require_equal
-from tureen.requests.constraint_fields import StructuredOutputs, add_constraints, structured_constraints
 from tureen.requests.drafts import ALL, Options, Plan, check_all_fit, one_prompt, plan_of
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.planning import Names
-from tureen.requests.processor_field import check_processor
 from tureen.requests.prompts import id_lists
-from tureen.requests.shared_fields import MAX_TOP_LOGPROBS, CacheSalt, TokenIds
 from tureen.requests.state import Context, ServerState
-from tureen.requests.verdicts import read_tables
 from tureen.requests.version_ranges import version_ranges
 
 DEFAULT_MAX_TOKENS = 16

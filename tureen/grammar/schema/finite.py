@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.few import few_strings
 from tureen.grammar.schema.arrays import item_at
 from tureen.grammar.schema.protocols import RuleWriter
 from tureen.grammar.schema.shapes import ArrayShape, ObjectShape, ValueSet
 from tureen.grammar.schema.strings import StringSet
 from tureen.grammar.schema.write_objects import writes_free
+from tureen.grammar.small_sets import few_strings
 
 MAX_COUNTED = 10_000
 MAX_DEPTH = 6  # arrays and objects in each other

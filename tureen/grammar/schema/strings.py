@@ -29,11 +29,11 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.few import few_strings
-from tureen.grammar.heads import are_apart
+from tureen.grammar.first_sets import are_apart
 from tureen.grammar.remembered import Remembered
 from tureen.grammar.rules import calls, can_be_empty, is_nothing, replaced
 from tureen.grammar.schema.digits import chain, choice
+from tureen.grammar.small_sets import few_strings
 
 MAX_NESTING = 200
 """The deepest nesting of an expression that is encoded."""

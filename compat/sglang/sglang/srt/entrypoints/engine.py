@@ -12,7 +12,7 @@ from tureen.cli.command_line import parser
 from tureen.cli.commands.migrate import migrate, read_command
 from tureen.cli.flags import load_config
 from tureen.cli.peer_tables import load_peer
-from tureen.requests.tool_fields import read_tools
+from tureen.fields.tools import read_tools
 
 
 class Engine(tureen.Engine):

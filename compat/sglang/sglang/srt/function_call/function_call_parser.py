@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sglang.srt.function_call.core_types import ToolCallItem
-from tureen.requests.tool_fields import read_tools
+from tureen.fields.tools import read_tools
 from tureen.text.messages import CallArguments, CallStart, Content, Part
 from tureen.text.tools import PARSERS
 

@@ -1,7 +1,0 @@
-"""This package has the routes that operate the server: health, facts, metrics, sessions, adapters, weights, profiles,
-pauses. Most follow SGLang's.
-
-Imports: config, config_facts, contract, devices, errors, extras, fetching, http, log, media, metrics, requests, runner,
-sandbox, serving, temporary_folder, text, weights; asyncio, msgspec, starlette.
-Imported by: front.
-"""

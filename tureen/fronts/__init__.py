@@ -1,7 +1,0 @@
-"""Several front processes behind one port: one of them, the owner, has the engine and all that clients come back to;
-the others answer what needs neither, and pass it the rest. Imported only where there are several.
-
-Imports: build, config, config_facts, contract, errors, front, http, log, media, metrics, replicas, requests, sandbox,
-server, serving, text; asyncio, msgspec, prometheus_client, starlette.
-Imported by: bench.
-"""

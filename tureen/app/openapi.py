@@ -237,13 +237,13 @@ def _set_other_fields(schemas: dict[str, Schema]) -> None:
 
 def _named_from(start: Iterable[str], schemas: Mapping[str, Schema]) -> set[str]:
     """Returns the names of the schemas that those in `start` name, directly or not, and theirs."""
-    left, found = [*start], set[str]()
+    left, named = [*start], set[str]()
     while left:
         name = left.pop()
-        if name not in found and name in schemas:
-            found.add(name)
+        if name not in named and name in schemas:
+            named.add(name)
             left += NAMED.findall(json.dumps(schemas[name]))
-    return found
+    return named
 
 
 def _or_null(schema: Schema) -> Schema:

@@ -1,5 +1,6 @@
 """Rules that call themselves first: random ones against a recogniser that works on the rules as they are written."""
 
+import re
 from random import Random
 
 import numpy as np
@@ -130,6 +131,19 @@ def test_an_output_of_an_ambiguous_grammar_may_be_long():
         except GrammarError as error:
             died[grammar] = str(error)
     assert died == {}
+
+
+def test_an_output_that_takes_too_long_to_follow_is_brought_to_its_end():
+    place = started(ebnf('root ::= "c" x "d"\nx ::= "a" x{0,40} | "b"'))
+    mask = np.zeros(-(-VOCABULARY.size // 32), dtype=np.uint32)
+    text = ""
+    while len(text) < 1_200 and not text.endswith("d"):
+        place.fill_mask(mask)
+        allowed = [letter for letter in "acd" if mask[ord(letter) // 32] >> (ord(letter) % 32) & 1]
+        text += allowed[0]
+        assert place.accept(ord(allowed[0]))
+    assert re.fullmatch("ca+d", text)  # which fits the grammar
+    assert len(text) > 20
 
 
 @pytest.mark.parametrize(

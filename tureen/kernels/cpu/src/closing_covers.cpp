@@ -98,8 +98,9 @@ void Follower::drop_covered(std::vector<Item>& items) {
     std::vector<Item> kept;
     const auto is_over = [&](const Item& larger, const Item& smaller) {
         compared_ = 0;
-        spend(1);
-        return covers(larger, smaller, 0);
+        const bool is_covered = covers(larger, smaller, 0);
+        spend(1 + compared_);
+        return is_covered;
     };
     for (size_t at = items.size(); at-- > 0;) {  // later frames mostly cover earlier ones
         const Item item = items[at];

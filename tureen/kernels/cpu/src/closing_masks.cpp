@@ -208,10 +208,11 @@ const Follower::Next& Follower::next(int32_t state) {
     return next_.emplace(same, std::move(next)).first->second;
 }
 
-// Returns the tokens of one byte that lead nearest to the end: all that is allowed where looking at more tokens takes
-// too long. The output ends early instead of failing.
+// Returns the tokens of one byte that lead nearest to the end, and none if the output may end here: all that is allowed
+// where looking at more tokens takes too long. The output ends early instead of failing.
 Follower::Next Follower::nearest(int32_t state) {
     Next next{std::vector<uint32_t>(trie_->num_words(), 0), {}, NEVER, true};
+    if (accepts(state)) return next;
     int32_t least = NEVER;
     for (size_t token = 0; token < trie_->texts.size(); token++) {
         const std::string& text = trie_->texts[token];
@@ -221,7 +222,7 @@ Follower::Next Follower::nearest(int32_t state) {
         least = cost(target);
         next.mask[token / 32] |= uint32_t(1) << (token % 32);
     }
-    if (least == NEVER && !accepts(state)) throw TooLarge("it takes too long to follow");
+    if (least == NEVER) throw TooLarge("it takes too long to follow");
     return next;
 }
 

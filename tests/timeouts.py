@@ -1,7 +1,7 @@
 """Waiting in tests for what other threads, processes and event loops do, however slow the machine is.
 
 Nothing here measures: a limit is a net, which catches what never comes, and is far from what a busy machine needs.
-`test_pace.py` finds tests that wait otherwise.
+`test_slow_machine.py` finds tests that wait otherwise.
 """
 
 from __future__ import annotations

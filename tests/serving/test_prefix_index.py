@@ -155,7 +155,7 @@ def test_who_has_forgotten_a_prompt_learns_all_of_it_with_its_next_page():
 def test_pages_have_the_same_names_in_every_process():
     told = []
     for seed in ("1", "2"):
-        code = "from test_placing import *; print(PrefixIndex(1, 4, 9).pages_of(named_request()))"
+        code = "from test_prefix_index import *; print(PrefixIndex(1, 4, 9).pages_of(named_request()))"
         path = os.pathsep.join(sys.path)
         command = [sys.executable, "-c", code]
         told.append(subprocess.check_output(command, env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}))

@@ -49,17 +49,17 @@ IMPORTED_BEFORE_THE_PORT_OPENS = {
     "batches.lines": "--batch-path",
     "batches.results": "--batch-path",
     "dialects.openai.batches": "--batch-path",
-    "fleet.edge": "--models",
-    "fronts.passing": "--api-workers",
-    "fronts.wire": "--api-workers",
-    "replicas.control_calls": "tureen engine",
-    "replicas.greeting": "--replicas",
+    "multi_model.edge": "--models",
+    "api_workers.proxy": "--api-workers",
+    "api_workers.wire": "--api-workers",
+    "data_parallel.control_calls": "tureen engine",
+    "data_parallel.handshake": "--replicas",
     "runner.rank_orders": "--tensor-parallel-size",
     "runner.shared_weights": "--engine process",
 }
 """Modules with Structs that only servers with a setting import."""
 USED_BY_ONE_THREAD = {
-    "constraining.check": "its executor has one thread",
+    "grammar_service.check": "its executor has one thread",
     "grammar.regex_nodes": "no Struct of it is decoded",
     "media.gemma3": "no Struct of it is decoded",
     "media.gemma4_vision": "no Struct of it is decoded",

@@ -41,7 +41,7 @@ from tureen.http.origins import cors
 from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
-from tureen.requests.kinds import check_kind
+from tureen.requests.model_field import check_kind
 from tureen.requests.state import ServerState, make_context
 from tureen.serving.client import EngineClient
 from tureen.text.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from tureen.requests import planning, tokenising
 from tureen.requests.answer_format import AnswerFormat, answer_format
 from tureen.requests.chat_prompt import ChatMedia, ChatPrompt, chat_prompt
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.loading import loading
+from tureen.requests.media_fields import loading
 from tureen.requests.offload import offload
 from tureen.requests.output_parser import Reading
 from tureen.requests.planning import Names, Sampling

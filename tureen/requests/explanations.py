@@ -1,8 +1,9 @@
-"""Shows in answers why each token was chosen."""
+"""Shows in answers why each token was chosen, and which weights drew it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from tureen.contract.types import Explanation, StageView
@@ -68,3 +69,10 @@ def _stage(stage: StageView) -> dict[str, Any]:
         fields["logits"] = stage.logits
     fields["probabilities"] = stage.probabilities
     return fields | ({"starts": stage.starts, "ends": stage.ends} if stage.starts else {})
+
+
+def version_ranges(output: Output) -> list[dict[str, Any]]:
+    """Returns the range of tokens of each version, as answers show it."""
+    ends = accumulate(count for _, count in output.versions)
+    spans = zip(output.versions, ends, strict=True)
+    return [{"version": version, "start": end - count, "end": end} for (version, count), end in spans if count]

@@ -1,24 +1,28 @@
-"""Reads the fields with pictures and videos, and replaces their placeholders with the loaded items."""
+"""Reads the fields with pictures, videos and text files, and replaces placeholders with the loaded items."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast, get_args
 
 import msgspec
 
 from tureen.contract.params import JsonObject
 from tureen.contract.types import NO_TOKEN, PICTURE, VIDEO, MediaItem
-from tureen.errors import InvalidRequest, RequestFailed, echo
+from tureen.errors import InvalidRequest, RequestFailed, Unavailable, echo
 from tureen.fields.ignored import tell
 from tureen.media.base import Family, Modality, Prepared
 from tureen.media.loader import MAX_REFERENCES, MediaLoader
 from tureen.requests.offload import LARGE, offload
 from tureen.requests.planning import per_prompt
 from tureen.requests.prompts import Prompt, too_long
-from tureen.requests.state import Context
+from tureen.requests.state import Context, ServerState
 
 MediaReference = str | JsonObject
 """A URL, data URL, path or base64; or an object that has it as `url`."""
@@ -327,3 +331,66 @@ def _placed(
             yield token, next(left_videos)
         else:
             yield token, None
+
+
+DATA_URL = "data:"
+PDF_TYPE, PDF_START = "application/pdf", "%PDF-"
+
+
+def file_text(data: str, name: str | None, field: str, text_part: str) -> str:
+    """Return a text file as the model reads it: its name on a line, and its text.
+
+    `data`: the file in base64, as it is or as a data URL. `text_part`: the type of a part with text, for the error.
+    Raises InvalidRequest with `field` for a file that is not text in UTF-8, and for a PDF.
+    """
+    head, _, encoded = data.partition(",") if data.startswith(DATA_URL) else ("", "", data)
+    try:
+        text = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, ValueError):
+        text = None
+    media_type = head.removeprefix(DATA_URL).partition(";")[0].strip().lower()
+    if text is None or text.startswith(PDF_START) or media_type == PDF_TYPE:
+        raise InvalidRequest(
+            f"{field} is not a text file in base64 and UTF-8. The server does not read PDFs; send their text as a part "
+            f"of type {text_part}",
+            field=field,
+            code="not_available",
+        )
+    return f"{name}:\n{text}" if name else text
+
+
+@contextlib.asynccontextmanager
+async def loading(
+    state: ServerState, owner: str, names: Mapping[str, tuple[int, ...]], limits_ms: Mapping[str, int | None]
+) -> AsyncIterator[None]:
+    """Ends the block at the first of the deadlines, or when the client aborts one of `names`.
+
+    `names`: name -> indices of its requests; `limits_ms`: field -> milliseconds from now, None = no limit. Raises
+    InvalidRequest when a name is in use, Unavailable at a deadline or a shutdown, RequestFailed when aborted.
+    """
+    field, limit_ms = min(
+        ((name, value) for name, value in limits_ms.items() if value is not None),
+        key=lambda limit: limit[1],
+        default=("", None),
+    )
+    reasons: list[str] = []
+    try:
+        async with asyncio.timeout(None if limit_ms is None else limit_ms / 1000) as until:
+
+            def abort(reason: str) -> None:
+                if not until.expired():
+                    reasons.append(reason)
+                    until.reschedule(0)
+
+            with state.loading(owner, names, abort):
+                yield
+    except TimeoutError:
+        if not reasons:
+            raise Unavailable(
+                f"{field} cannot be met: the pictures were not loaded within {limit_ms} ms; try again later",
+                field=field,
+                code="deadline_unreachable",
+            ) from None
+        if "shutdown" in reasons:
+            raise Unavailable("the server was shut down before the request ended", code="draining") from None
+        raise RequestFailed("the request was aborted while its pictures were loaded", code="aborted") from None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tureen.errors import NotFound, echo
+from tureen.contract.types import EngineInfo, ModelKind
+from tureen.errors import InvalidRequest, NotFound, echo
 from tureen.fields import ignored
 from tureen.requests.state import ServerState
 
@@ -96,3 +97,22 @@ def is_served(model: str, state: ServerState) -> bool:
 
 def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold().removesuffix(".gguf")
+
+
+ABOUT: Final[dict[ModelKind, str]] = {
+    "generator": "this model generates text; use /v1/chat/completions, /v1/completions or /generate, or /v1/score for "
+    "probabilities of tokens",
+    "embedder": "this is an embedding model, which generates no text; use /v1/embeddings, /v1/rerank or /encode",
+    "classifier": "this is a scoring model, which generates no text; use /v1/rerank, /v1/score or /classify",
+}
+CODES: Final[dict[ModelKind, str]] = {
+    "generator": "not_a_generation_model",
+    "embedder": "not_an_embedding_model",
+    "classifier": "not_a_classification_model",
+}
+
+
+def check_kind(info: EngineInfo, *kinds: ModelKind) -> None:
+    """Raises InvalidRequest unless the model is of a wanted kind. The first one decides the error's code."""
+    if info.kind not in kinds:
+        raise InvalidRequest(ABOUT[info.kind], code=CODES[kinds[0]])

@@ -23,8 +23,7 @@ from tureen.requests import batching, embedding
 from tureen.requests.batching import Requester
 from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.generation import Output
-from tureen.requests.kinds import check_kind
-from tureen.requests.model_field import adapter_of
+from tureen.requests.model_field import adapter_of, check_kind
 from tureen.requests.prompts import Texts, texts
 from tureen.requests.state import Context, ServerState
 

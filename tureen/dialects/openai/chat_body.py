@@ -24,8 +24,8 @@ from tureen.fields.tools import Tools, chosen_tools, read_arguments, read_tools
 from tureen.media.base import Modality
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import salt_of
+from tureen.requests.media_fields import file_text
 from tureen.requests.state import ServerState
-from tureen.requests.text_files import file_text
 from tureen.requests.thinking_field import effort_kwargs, known_kwargs
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 

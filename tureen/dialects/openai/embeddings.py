@@ -27,8 +27,7 @@ from tureen.requests import batching, embedding, planning, prompts
 from tureen.requests.batching import Requester
 from tureen.requests.embedding import EmbeddingOptions, PoolingField
 from tureen.requests.generation import Output
-from tureen.requests.kinds import check_kind
-from tureen.requests.model_field import adapter_of
+from tureen.requests.model_field import adapter_of, check_kind
 from tureen.requests.offload import offload
 from tureen.requests.prompts import Texts
 from tureen.requests.state import ServerState

@@ -28,7 +28,7 @@ from tureen.errors import InvalidRequest, echo
 from tureen.fields import ignored
 from tureen.fields.body import convert
 from tureen.fields.tools import read_arguments
-from tureen.requests.text_files import file_text
+from tureen.requests.media_fields import file_text
 from tureen.text.messages import MAX_PARTS, Message
 
 KINDS = (

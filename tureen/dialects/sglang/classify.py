@@ -23,8 +23,7 @@ from tureen.fields.shared import MAX_INPUTS, AbortName, KeptTokens, Priority
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.requests import batching, pairs, planning
 from tureen.requests.batching import Requester
-from tureen.requests.kinds import check_kind
-from tureen.requests.model_field import adapter_of
+from tureen.requests.model_field import adapter_of, check_kind
 from tureen.requests.pairs import Pair, Scored
 from tureen.requests.state import ServerState
 

@@ -31,16 +31,15 @@ from tureen.http.errors import error_object
 from tureen.http.sse import DONE, event
 from tureen.requests import embedding, planning
 from tureen.requests.drafts import REQUEST_SIZE
-from tureen.requests.explanations import rendered
+from tureen.requests.explanations import rendered, version_ranges
 from tureen.requests.generation import WHOLE_INTERVAL, Output, Run, Sent
-from tureen.requests.kinds import check_kind
-from tureen.requests.loading import loading
+from tureen.requests.media_fields import loading
+from tureen.requests.model_field import check_kind
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
 from tureen.requests.prompts import Prompt, shown_ids
 from tureen.requests.state import Context, ServerState
 from tureen.requests.thinking_budget import budgeted
 from tureen.requests.tokenising import resolve
-from tureen.requests.version_ranges import version_ranges
 from tureen.sessions.sessions import Turn
 
 EncodeBody = msgspec.defstruct(

@@ -29,8 +29,7 @@ from tureen.requests import batching, pairs, planning, prompts, tokenising
 from tureen.requests.batching import Requester
 from tureen.requests.drafts import Options
 from tureen.requests.generation import Output
-from tureen.requests.kinds import check_kind
-from tureen.requests.model_field import adapter_of
+from tureen.requests.model_field import adapter_of, check_kind
 from tureen.requests.pairs import Pair
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.reranking import RerankOptions, rank, score_pairs

@@ -27,7 +27,7 @@ from tureen.http.errors import error_answer
 from tureen.requests import batching, embedding, pairs, prompts
 from tureen.requests.batching import Requester
 from tureen.requests.embedding import EmbeddingOptions
-from tureen.requests.kinds import check_kind
+from tureen.requests.model_field import check_kind
 from tureen.requests.offload import offload
 from tureen.requests.pairs import Pair
 from tureen.requests.prompts import Prompt, Texts

@@ -29,13 +29,13 @@ from tureen.http.errors import error_object
 from tureen.http.sse import event
 from tureen.requests import planning
 from tureen.requests.drafts import ALL, Options, Plan, check_all_fit, one_prompt, plan_of
+from tureen.requests.explanations import version_ranges
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
 from tureen.requests.planning import Names
 from tureen.requests.prompts import id_lists
 from tureen.requests.state import Context, ServerState
-from tureen.requests.version_ranges import version_ranges
 
 DEFAULT_MAX_TOKENS = 16
 ALIASES = {

@@ -12,7 +12,7 @@ DIVISIBLE = "i32 % 16"
 """An integer that Triton knows to be a multiple of 16."""
 
 
-class Variant(NamedTuple):
+class CompiledKernel(NamedTuple):
     """A kernel with the constants of one shape. Its pointers are aligned to 16 bytes, as torch's are."""
 
     name: str
@@ -36,52 +36,52 @@ VOCABULARIES = (32000, 128256, 262144)
 PAGE_SIZE = 16
 
 
-def variants() -> Iterator[Variant]:
+def variants() -> Iterator[CompiledKernel]:
     """Yields the table."""
     for size in (2048, 4096, 8192):
         for added in (False, True):
             types = (HALF, HALF, FLOAT, HALF, "fp32", "fp32")
-            yield Variant(f"norm {size} {added}", norm._add_norm, types, norm.launch(size, has_added=added))
+            yield CompiledKernel(f"norm {size} {added}", norm._add_norm, types, norm.launch(size, has_added=added))
     for function in activation.FUNCTIONS:
         reads = (HALF, HALF, DIVISIBLE)
-        yield Variant(f"activation {function}", activation._activate_and_mul, reads, activation.launch(function))
+        yield CompiledKernel(f"activation {function}", activation._activate_and_mul, reads, activation.launch(function))
     for name, shape in SHAPES.items():
         yield _rope_store(name, shape, has_norms=False)
         yield from _attention(name, shape)
     yield _rope_store("qwen3-8b", SHAPES["llama-3.1-8b"], has_norms=True)
     for name, (outputs, inputs) in MATRICES.items():
         yield from _products(name, outputs, inputs)
-    yield Variant("uniforms", sample._uniforms, (LONG, LONG, DOUBLE, "i32"), {"num_warps": 2})
+    yield CompiledKernel("uniforms", sample._uniforms, (LONG, LONG, DOUBLE, "i32"), {"num_warps": 2})
     for size in VOCABULARIES:
         summing = (FLOAT, FLOAT, DOUBLE, DOUBLE)
-        yield Variant(f"sum_blocks {size}", sample._sum_blocks, summing, sample.launch(size))
+        yield CompiledKernel(f"sum_blocks {size}", sample._sum_blocks, summing, sample.launch(size))
         drawing = (*summing, DOUBLE, LONG, DOUBLE)
-        yield Variant(f"choose {size}", sample._choose, drawing, sample.choose_launch(size))
+        yield CompiledKernel(f"choose {size}", sample._choose, drawing, sample.choose_launch(size))
 
 
-def _rope_store(name: str, shape: attention.Shape, *, has_norms: bool) -> Variant:
+def _rope_store(name: str, shape: attention.Shape, *, has_norms: bool) -> CompiledKernel:
     heads = rope_store.Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
     options = rope_store.launch(heads, shape.head_dim, is_interleaved=False, has_norms=has_norms)
     types = (HALF, HALF, HALF, HALF, FLOAT, FLOAT, FLOAT, FLOAT, LONG, "fp32")
-    return Variant(f"rope_store {name}", rope_store._rope_store, types, options)
+    return CompiledKernel(f"rope_store {name}", rope_store._rope_store, types, options)
 
 
-def _attention(name: str, shape: attention.Shape) -> Iterator[Variant]:
+def _attention(name: str, shape: attention.Shape) -> Iterator[CompiledKernel]:
     has_sinks = name in WITH_SINKS
     sinks, options = FLOAT if has_sinks else HALF, attention.launch(shape, PAGE_SIZE)
     reads = (HALF, HALF, HALF, INT, LONG)
-    yield Variant(f"decode {name}", attention._decode, (*reads, LONG, FLOAT, FLOAT, "i32"), options)
+    yield CompiledKernel(f"decode {name}", attention._decode, (*reads, LONG, FLOAT, FLOAT, "i32"), options)
     options = options | {"HAS_SINKS": has_sinks}
-    yield Variant(f"prefill {name}", attention._prefill, (*reads, INT, sinks, HALF, "i32"), options)
+    yield CompiledKernel(f"prefill {name}", attention._prefill, (*reads, INT, sinks, HALF, "i32"), options)
     options = attention.merge_launch(shape, has_sinks=has_sinks)
-    yield Variant(f"merge {name}", attention._merge, (FLOAT, FLOAT, LONG, sinks, HALF, "i32"), options)
+    yield CompiledKernel(f"merge {name}", attention._merge, (FLOAT, FLOAT, LONG, sinks, HALF, "i32"), options)
 
 
-def _products(name: str, outputs: int, inputs: int) -> Iterator[Variant]:
+def _products(name: str, outputs: int, inputs: int) -> Iterator[CompiledKernel]:
     for rows in linear.TOKENS:
         tile = linear.tile_of(outputs, inputs, rows)
         sums = FLOAT if tile.parts > 1 else HALF
         options = linear.launch(tile, outputs, inputs, has_bias=False)
-        yield Variant(f"linear {name} {rows}", linear._multiply, (HALF, HALF, HALF, sums, "i32"), options)
+        yield CompiledKernel(f"linear {name} {rows}", linear._multiply, (HALF, HALF, HALF, sums, "i32"), options)
     options = linear.add_launch(tile, outputs, has_bias=False)
-    yield Variant(f"parts {name}", linear._add_parts, (FLOAT, HALF, HALF, "i32"), options)
+    yield CompiledKernel(f"parts {name}", linear._add_parts, (FLOAT, HALF, HALF, "i32"), options)

@@ -3,10 +3,13 @@ a test leaves behind. Lanes, costs and retries are plugins beside it."""
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: tests run its kernels on the CPU
+
 import functools
 import gc
 import importlib
-import os
 import platform
 import random
 import ssl

@@ -47,7 +47,7 @@ def repeat(operation, args, kwargs, results):
     """Repeats an operation, and puts new results where the recorded ones are."""
     for old, new in zip(results, tensors(operation(*args, **kwargs)), strict=True):
         if old.shape != new.shape or old.dtype != new.dtype:
-            raise Refused(f"{operation}: {tuple(new.shape)} in place of {tuple(old.shape)}")
+            raise Refused(f"{operation}: {tuple(new.shape)}, captured as {tuple(old.shape)}")
         if not old.is_mkldnn and storage(old) != storage(new):
             old.copy_(new)
 

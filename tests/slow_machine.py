@@ -1,7 +1,7 @@
 """What in a test's source depends on the machine's pace: sleeping, reading a clock, limits that a busy machine passes.
 
-A test waits for events, with `timeouts.wait_until` or `patience.until` where there is none, counts work, scripts the
-clock. `ALLOWED` names who may do otherwise, and why.
+A test waits for an event, polls with `timeouts.wait_until` or `timeouts.until` if there is none, counts work, or
+scripts the clock. `ALLOWED` lists the exceptions and their reasons.
 """
 
 from __future__ import annotations

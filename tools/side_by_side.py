@@ -1,5 +1,4 @@
-"""Runs of pytest in different environments, two at a time: each loads its modules once, as two processes of one run
-would not."""
+"""Runs pytest in several environments, two runs at a time. Each run is one process, so it loads its modules once."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ class Run(NamedTuple):
 
 
 def failures(tool: str, runs: Iterable[Run], arguments: list[str]) -> list[str]:
-    """Start pytest for each run, and print what each printed when it has ended.
+    """Start pytest for each run, and print its output when it has ended.
 
-    tool: the name in front of what is printed. arguments: further ones for pytest.
+    tool: the prefix of each printed heading. arguments: further arguments for pytest.
     Return the names of the runs that failed.
     """
     runs = tuple(runs)

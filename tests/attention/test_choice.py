@@ -100,7 +100,7 @@ def test_triton_s_attention_says_what_is_missing_and_the_server_runs_without(mon
     assert fused.why_no_triton().startswith("Triton cannot be imported: ")
     assert fused.find_draw(torch.device("cpu"), 64) is None
     assert caplog.messages == [
-        "PyTorch computes what Triton's kernels would compute faster: Triton is not installed: pip install triton"
+        "Triton's kernels are not used, which makes steps slower: Triton is not installed: pip install triton"
     ]
 
 

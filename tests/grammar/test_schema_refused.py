@@ -12,6 +12,7 @@ from samples import some
 
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.regex import parse
+from tureen.grammar.schema.keywords import MAX_BRANCHES
 from tureen.grammar.schema.language import json_schema
 
 
@@ -111,6 +112,13 @@ def test_a_value_of_the_wrong_form_is_refused_by_its_keyword(keyword, value):
 def test_a_long_value_of_the_wrong_form_is_cut_without_a_stray_quote():
     message = reason({"properties": {"x": {"type": "text" * 20}}})
     assert f'object, got "{"text" * 15}tex… (at' in message
+
+
+@pytest.mark.parametrize(("keyword", "value", "limit"), [("enum", 1, "at most"), ("anyOf", True, "1 to")])
+def test_a_list_that_is_too_long_is_refused_with_its_length_and_the_limit(keyword, value, limit):
+    message = reason({keyword: [value] * (MAX_BRANCHES + 1)})
+    assert f"\"{keyword}\" at '#' must be a list of {limit} {MAX_BRANCHES} " in message
+    assert message.endswith(f"got {MAX_BRANCHES + 1} of them")
 
 
 @pytest.mark.parametrize(

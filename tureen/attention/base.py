@@ -101,7 +101,7 @@ class CapturedBackend(AttentionBackend, Protocol):
     """A backend whose steps can be captured and replayed."""
 
     def plan_tables(self, inputs: ModelInput, tables: PageTables) -> None:
-        """Prepares a step of one token a row, in place of `plan`. The input has no spans.
+        """Prepares a step of one token a row; replaces `plan`. The input has no spans.
 
         Everything is computed on the device. Shapes depend on the number of rows and on `tables.num_keys` only.
         """
@@ -109,7 +109,7 @@ class CapturedBackend(AttentionBackend, Protocol):
 
 @runtime_checkable
 class RotatingBackend(AttentionBackend, Protocol):
-    """A backend with one kernel for what comes between the projection and attention."""
+    """A backend with one kernel for all work between the projection and attention."""
 
     def store_rotated(
         self, qkv: Tensor, layer: int, rotation: tuple[Tensor, Tensor, bool], norms: HeadNorms | None

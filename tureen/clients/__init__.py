@@ -1,4 +1,4 @@
-"""What a server knows of its clients: their API keys, their quotas, their shares of the queue, and what they used.
+"""The clients of a server: API keys, quotas, shares of the queue, usage.
 
 It reads no body and runs no request.
 

@@ -1,5 +1,5 @@
-"""The fields of request bodies: which names there are, what each takes, and what becomes of a field that cannot act
-(honoured, rejected, or reported as ignored).
+"""The fields of request bodies: their names, types and limits, and the rule for each field that cannot act (rejected,
+or reported as ignored).
 
 It knows no server and no model. Dialects and `requests` read bodies with it.
 

@@ -109,7 +109,7 @@ def offered(
 ) -> dict[str, Any]:
     """Returns the fields of an object that are to be converted: those of `known` that are not null.
 
-    Reports fields as ignored (telling.py) if `table` says that they have no effect, and unknown fields if the table or
+    Reports fields as ignored (ignored.py) if `table` says that they have no effect, and unknown fields if the table or
     the server accepts them. `where`: what errors call the object; "" = the body itself. `elsewhere`: `inside`, the
     fields of the object `at` in the body, which holds sampling parameters. Raises InvalidRequest for refused fields.
     """

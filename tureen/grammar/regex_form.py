@@ -69,7 +69,7 @@ def _fault_of(match: re.Match[str], names: set[str], can_repeat: bool) -> str | 
         if is_twice:
             return f"two groups have the name {echo(name)}: use each name once"
         is_name = "\\" in name or name.replace("$", "_").isidentifier()  # escapes are not read here
-        return None if is_name else f"{echo(name)} is no name of a group"
+        return None if is_name else f"{echo(name)} is not a valid name of a group"
     if match["repeat"] and not can_repeat:
         return "there is nothing to repeat"
     if match["high"] and _size(match["high"]) < _size(match["low"]):

@@ -168,7 +168,7 @@ def _figures(call: ClientCall, status: int, seconds: float) -> dict[str, Any]:
 
 class Limiter:
     """ASGI middleware that raises TooManyRequests for a client with too many running requests, makes the request's
-    work the current one (quotas.py), and lists ignored fields in the answer's head (telling.py)."""
+    work the current one (clients/quotas.py), and lists ignored fields in the answer's head (fields/ignored.py)."""
 
     def __init__(self, app: ASGIApp, unknown_fields: UnknownFields | None) -> None:
         self._app = app

@@ -32,10 +32,10 @@ DrawKernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> FusedKernels | None:
-    """Returns the fused kernels for a device, after a probe of each; None without any, which it says in one line."""
+    """Returns the fused kernels for a device, after a probe of each; None without any. Logs the reason in one line."""
     fault = why_no_triton()
     if fault:
-        log.warning("PyTorch computes what Triton's kernels would compute faster: %s", fault)
+        log.warning("Triton's kernels are not used, which makes steps slower: %s", fault)
         return None
     norm, activation = (importlib.import_module(f"tureen.kernels.triton.{name}") for name in ("norm", "activation"))
     kernels = FusedKernels(norm.add_norm, activation.activate_and_mul, frozenset(activation.FUNCTIONS))
@@ -59,9 +59,9 @@ def find_fused(device: torch.device, dtype: torch.dtype, hidden_size: int) -> Fu
 
 
 def find_draw(device: torch.device, vocab_size: int) -> DrawKernel | None:
-    """Returns a kernel that draws tokens on a device, after a probe; None without one, which it says in one line."""
+    """Returns a kernel that draws tokens on a device, after a probe; None without one. Logs the reason in one line."""
     if why_no_triton():
-        return None  # `find_fused` says so
+        return None  # `find_fused` logs the reason
     sample = importlib.import_module("tureen.kernels.triton.sample")
     generator = torch.Generator(device).manual_seed(0)
 
@@ -94,7 +94,7 @@ def are_near(result: Tensor, expected: Tensor) -> bool:
 
 
 def probe_passes(what: str, probe: Callable[[], bool]) -> bool:
-    """Returns whether a probe of Triton kernels passes. If not, says why in one line."""
+    """Returns whether a probe of Triton kernels passes. If not, logs the reason in one line."""
     failures: tuple[type[Exception], ...] = (RuntimeError, OSError, importlib.import_module("triton").TritonError)
     try:
         if probe():
@@ -102,5 +102,5 @@ def probe_passes(what: str, probe: Callable[[], bool]) -> bool:
         fault = "a kernel differs from its reference"
     except failures as error:
         fault = str(error).strip().partition("\n")[0] or type(error).__name__
-    log.warning("PyTorch computes %s, which is slower, because Triton's kernels cannot be used: %s", what, fault)
+    log.warning("Triton's kernels for %s are not used, which makes steps slower: %s", what, fault)
     return False

@@ -22,7 +22,7 @@ class RMSNorm:
 
     @property
     def parameters(self) -> tuple[Tensor, float]:
-        """The weight, float32 [size], and what is added to the mean square."""
+        """The weight, float32 [size], and eps, the number added to the mean square."""
         return self._weight, self._eps
 
     def fuse(self, kernels: FusedKernels) -> None:

@@ -1,4 +1,4 @@
-"""Recordings of answers: what a client that comes back reads again, and the Responses that a server keeps.
+"""Recordings of answers. Clients that reconnect continue from them, and stored Responses are read from them.
 
 `http` records while it sends.
 

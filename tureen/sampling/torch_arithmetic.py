@@ -54,7 +54,7 @@ class TorchArithmetic:
     """The sampler's `Arithmetic` in torch: it computes all weights of a row's softmax, in float64."""
 
     def __init__(self, device: torch.device | str, draw_kernel: DrawKernel | None = None) -> None:
-        """draw_kernel: draws in place of torch operations, the same tokens."""
+        """draw_kernel: draws the same tokens as the torch operations that it replaces."""
         self._device = torch.device(device)
         self._draw_kernel = draw_kernel
 

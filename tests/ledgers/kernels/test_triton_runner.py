@@ -1,13 +1,7 @@
 """A model with Triton's attention, norms and activations, in the interpreter: plain steps, and captured ones."""
 
-from importlib.util import find_spec
-
-import pytest
-
-if find_spec("triton") is None:
-    pytest.skip("triton is for Linux on x86-64", allow_module_level=True)
-
 import numpy as np
+import pytest
 import torch
 import triton_interpreter  # noqa: F401  before the kernels
 from captured_tape import Tape
@@ -54,7 +48,7 @@ def load(folder, *, is_fused, tape=None):
 
 
 def run(runner):
-    """Computes prompts in chunks beside other rows, then decodes all of them."""
+    """Computes prompts in chunks while other rows decode, then decodes all rows."""
     spec = LogprobSpec(prompt_start=0, top=8)
     running = [
         Running(index, random_tokens(4 + 15 * index, index), range(4 * index, 4 * index + 4), logprobs=spec)
@@ -141,8 +135,8 @@ def test_a_kernel_that_differs_from_its_reference_is_not_used(monkeypatch, caplo
     monkeypatch.setattr(norm, "add_norm", lambda x, *_: x)
     assert fused.find_fused(torch.device("cpu"), torch.float32, 64) is None
     assert [each.partition(",")[0] for each in caplog.messages] == [
-        "PyTorch computes attention",
-        "PyTorch computes norms and activations",
+        "Triton's kernels for attention are not used",
+        "Triton's kernels for norms and activations are not used",
     ]
 
 
@@ -153,8 +147,7 @@ def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(norm, "add_norm", fail)
     assert fused.find_fused(torch.device("cpu"), torch.float32, 64) is None
     assert caplog.messages == [
-        "PyTorch computes norms and activations, which is slower, because Triton's kernels cannot be used: "
-        "Failed to find C compiler"
+        "Triton's kernels for norms and activations are not used, which makes steps slower: Failed to find C compiler"
     ]
 
 

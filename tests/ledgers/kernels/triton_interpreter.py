@@ -1,12 +1,10 @@
 """Triton's interpreter on a CPU, whose products add along the inputs in order, as a tensor core's do.
 
-numpy's own product chooses its order by the sizes of both sides. Import this before any kernel.
+numpy's own product chooses its order by the sizes of both sides. Import this before any kernel; `tests/conftest.py`
+turns the interpreter on.
 """
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
+import triton_platform  # noqa: F401  skips the importing tests elsewhere
 from triton.runtime import interpreter
 
 _patch_lang_tensor = interpreter._patch_lang_tensor

@@ -308,7 +308,9 @@ def test_where_the_grammar_allows_only_what_may_not_be_drawn_the_request_fails(s
     body = {"text": "A or B? ", "sampling_params": params, "custom_logit_processor": "disallowed_tokens"}
     response = post(server, body)
     assert response.status_code == 500
-    assert response.json()["error"]["code"] == "grammar_stuck"
+    error = response.json()["error"]
+    assert error["code"] == "grammar_stuck"
+    assert "simplify the schema, pattern or grammar, or remove fields that forbid tokens" in error["message"]
 
 
 COMMANDS = [

@@ -81,8 +81,8 @@ struct RowKernels {
     // x [size] -> each pair (x[i], x[i + size / 2]) turned: cos and sin [size / 2]. In place.
     void (*rotate)(float* x, const float* cos, const float* sin, int size);
     // x [size] -> Hx, so that a few large numbers become many of about the same size. H is a Hadamard matrix for as
-    // many blocks of 16 as a power of two divides; less than 16 numbers at the end stay. A query is divided by the rows
-    // of H: its dot product with a key stays what it was. In place.
+    // many blocks of 16 as a power of two divides; fewer than 16 numbers at the end stay. A query is divided by the
+    // rows of H: its dot product with a key stays what it was. In place.
     void (*spread)(float* x, int size, bool is_query);
     // x [count] -> cap * tanh(x * scale / cap), or x * scale where cap is 0. In place.
     void (*scale_and_cap)(float* x, int count, float scale, float cap);
